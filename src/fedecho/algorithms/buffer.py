@@ -1,0 +1,46 @@
+"""The buffer that every buffered method keeps: a running sum of deltas and of BatchNorm statistics."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedecho.core.types import GlobalModel, Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """S and the buffers' sum over the m updates so far. Owned: changed in place."""
+
+    delta_sum: Tensor
+    buffers_sum: Tensor
+    size: int = 0
+
+    @classmethod
+    def empty(cls, model: GlobalModel) -> "Buffer":
+        return cls(torch.zeros_like(model.weights.params), torch.zeros_like(model.weights.buffers))
+
+    def add(self, delta: Tensor, buffers: Tensor, weight: float = 1.0) -> "Buffer":
+        """S += w Delta. Statistics are never weighted: they are averaged by value."""
+        self.delta_sum.add_(delta, alpha=weight)
+        self.buffers_sum.add_(buffers)
+        return replace(self, size=self.size + 1)
+
+    def mean_buffers(self) -> Tensor:
+        return self.buffers_sum / self.size
+
+    def mean_step(self, model: GlobalModel, server_lr: float) -> Weights:
+        """x + eta S / M, and the mean statistics."""
+        return Weights(model.weights.params.add(self.delta_sum, alpha=server_lr / self.size), self.mean_buffers())
+
+    def cleared(self) -> "Buffer":
+        self.delta_sum.zero_()
+        self.buffers_sum.zero_()
+        return replace(self, size=0)
+
+
+def check_buffered(buffer_size: int, server_lr: float) -> None:
+    if buffer_size < 1:
+        raise ValueError(f"buffer_size must be at least 1, got {buffer_size}")
+    if not server_lr > 0:
+        raise ValueError(f"server_lr must be above 0, got {server_lr}")

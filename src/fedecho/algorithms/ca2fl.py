@@ -1,0 +1,59 @@
+"""CA2FL. Wang et al., Tackling the Data Heterogeneity in Asynchronous Federated Learning with Cached Update Calibration, ICLR 2024."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedecho.algorithms.buffer import Buffer, check_buffered
+from fedecho.core.memory import ClientMemory, Place
+from fedecho.core.types import Advance, Arrival, GlobalModel, Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """h_i of every client, their mean h over all N, and the accumulator D as a buffer. Owned."""
+
+    cached_delta: ClientMemory
+    mean: Tensor
+    buffer: Buffer
+
+
+@dataclass(frozen=True, kw_only=True)
+class CA2FL:
+    """v = h + D / M with D = sum of Delta_i - h_i, and h from before this buffer. Clients never heard count as 0.
+
+    ``memory`` says where the N cached updates live: beside the model, in main memory or in a mapped file in ``memory_dir``.
+    """
+
+    buffer_size: int
+    num_clients: int
+    server_lr: float = 1.0
+    memory: Place = "cpu"
+    memory_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        check_buffered(self.buffer_size, self.server_lr)
+
+    def init(self, model: GlobalModel) -> Cache:
+        params = model.weights.params
+        cached = ClientMemory(self.num_clients, params, self.memory, self.memory_dir)
+        return Cache(cached, torch.zeros_like(params), Buffer.empty(model))
+
+    def receive(self, state: Cache, arrival: Arrival) -> Cache:
+        update = arrival.update
+        buffer = state.buffer.add(update.delta, update.buffers)
+        if update.client in state.cached_delta:
+            buffer.delta_sum.sub_(state.cached_delta[update.client])
+        state.cached_delta[update.client] = update.delta
+        return replace(state, buffer=buffer)
+
+    def ready(self, state: Cache) -> bool:
+        return state.buffer.size >= self.buffer_size
+
+    def advance(self, state: Cache, model: GlobalModel) -> Advance[Cache]:
+        buffer = state.buffer
+        direction = state.mean.add(buffer.delta_sum, alpha=1 / buffer.size)
+        weights = Weights(model.weights.params.add(direction, alpha=self.server_lr), buffer.mean_buffers())
+        state.mean.add_(buffer.delta_sum, alpha=1 / self.num_clients)
+        return Advance(replace(state, buffer=buffer.cleared()), weights)

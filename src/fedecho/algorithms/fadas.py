@@ -1,0 +1,76 @@
+"""FADAS. Wang et al., FADAS: Towards Federated Adaptive Asynchronous Optimization, ICML 2024."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedecho.algorithms.buffer import Buffer, check_buffered
+from fedecho.core.types import Advance, Arrival, GlobalModel, Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """The buffer, m, v and its running maximum v_hat, the number of steps, and the buffer's largest staleness. Owned."""
+
+    buffer: Buffer
+    first: Tensor
+    second: Tensor
+    second_max: Tensor
+    num_steps: int = 0
+    max_staleness: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class FADAS:
+    """AMSGrad on the mean of M deltas. Plain by default, as in the paper's tables.
+
+    ``delay_adaptive``: eta / tau_max for a buffer whose largest staleness is above ``staleness_threshold`` (tau_c); the authors
+    use a server_lr of 1e-3 with it. ``bias_correction`` is the authors' code; the published formula has none.
+    """
+
+    buffer_size: int
+    server_lr: float = 1e-4
+    beta1: float = 0.9
+    beta2: float = 0.99
+    eps: float = 1e-8
+    bias_correction: bool = True
+    delay_adaptive: bool = False
+    staleness_threshold: int = 1
+
+    def __post_init__(self) -> None:
+        check_buffered(self.buffer_size, self.server_lr)
+        if self.staleness_threshold < 0:
+            raise ValueError(f"staleness_threshold must be at least 0, got {self.staleness_threshold}")
+
+    def init(self, model: GlobalModel) -> Moments:
+        zero = torch.zeros_like(model.weights.params)
+        return Moments(Buffer.empty(model), zero, zero.clone(), zero.clone())
+
+    def receive(self, state: Moments, arrival: Arrival) -> Moments:
+        buffer = state.buffer.add(arrival.update.delta, arrival.update.buffers)
+        return replace(state, buffer=buffer, max_staleness=max(state.max_staleness, arrival.staleness))
+
+    def ready(self, state: Moments) -> bool:
+        return state.buffer.size >= self.buffer_size
+
+    def advance(self, state: Moments, model: GlobalModel) -> Advance[Moments]:
+        step = state.num_steps + 1
+        mean = state.buffer.delta_sum / state.buffer.size
+        first = state.first.mul_(self.beta1).add_(mean, alpha=1 - self.beta1)
+        second = state.second.mul_(self.beta2).addcmul_(mean, mean, value=1 - self.beta2)
+        second_max = torch.maximum(state.second_max, second, out=state.second_max)
+        unbias1, unbias2 = self._unbias(step)
+        scale = (second_max / unbias2).sqrt_().add_(self.eps)
+        server_lr = self._server_lr(state.max_staleness)
+        params = model.weights.params.addcdiv(first, scale, value=server_lr / unbias1)
+        weights = Weights(params, state.buffer.mean_buffers())
+        fresh = replace(state, buffer=state.buffer.cleared(), num_steps=step, max_staleness=0)
+        return Advance(fresh, weights, metrics={"server_lr": server_lr})
+
+    def _unbias(self, step: int) -> tuple[float, float]:
+        return (1 - self.beta1**step, 1 - self.beta2**step) if self.bias_correction else (1.0, 1.0)
+
+    def _server_lr(self, max_staleness: int) -> float:
+        slow = self.delay_adaptive and max_staleness > self.staleness_threshold
+        return self.server_lr / max_staleness if slow else self.server_lr

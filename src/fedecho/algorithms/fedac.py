@@ -1,0 +1,91 @@
+"""FedAC. Zang et al., Efficient Asynchronous Federated Learning with Prospective Momentum Aggregation and Fine-Grained Correction,
+AAAI 2024; after the public implementation, with three repairs named in docs/algorithms.md."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from fedecho.algorithms.buffer import Buffer, check_buffered
+from fedecho.core.algorithm import Demands
+from fedecho.core.types import Advance, Arrival, GlobalModel, Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Prospect:
+    """The buffer with deltas weighted by r_i, the sums of r_i and of r_i dc_i, the two moments, and c (which is published)."""
+
+    buffer: Buffer
+    weight_sum: float
+    correction_sum: Tensor
+    first: Tensor
+    second: Tensor
+    correction: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAC:
+    """Updates weighted by how well they agree with the way the model has gone, a look-ahead momentum, control variates at the clients.
+
+    r_i = max(cos(x_t - x_s, Delta_i), ``min_agreement``), 1 for a fresh update; D = sum r_i Delta_i / sum r.
+    """
+
+    buffer_size: int
+    num_clients: int
+    server_lr: float = 1e-4
+    beta1: float = 0.6
+    beta2: float = 0.9
+    eps: float = 1e-8
+    min_agreement: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_buffered(self.buffer_size, self.server_lr)
+        if self.num_clients < 1:
+            raise ValueError(f"num_clients must be at least 1, got {self.num_clients}")
+        if not self.min_agreement > 0:
+            raise ValueError(f"min_agreement must be above 0, got {self.min_agreement}")
+
+    @property
+    def demands(self) -> Demands:
+        return Demands(control_variates=True)
+
+    def init(self, model: GlobalModel) -> Prospect:
+        zero = torch.zeros_like(model.weights.params)
+        return Prospect(Buffer.empty(model), 0.0, zero.clone(), zero.clone(), zero.clone(), zero)
+
+    def receive(self, state: Prospect, arrival: Arrival) -> Prospect:
+        update = arrival.update
+        if update.correction is None:
+            raise ValueError(f"client {update.client} sent no correction; FedAC's clients must train with control variates")
+        weight = self._agreement(arrival)
+        state.correction_sum.add_(update.correction, alpha=weight)
+        buffer = state.buffer.add(update.delta, update.buffers, weight)
+        return replace(state, buffer=buffer, weight_sum=state.weight_sum + weight)
+
+    def ready(self, state: Prospect) -> bool:
+        return state.buffer.size >= self.buffer_size
+
+    def advance(self, state: Prospect, model: GlobalModel) -> Advance[Prospect]:
+        mean = state.buffer.delta_sum / state.weight_sum
+        first = state.first.mul_(self.beta1).add_(mean, alpha=1 - self.beta1)
+        second = state.second.mul_(self.beta2).addcmul_(mean, mean, value=1 - self.beta2)
+        ahead = self.beta1 * first + (1 - self.beta1) * mean
+        params = model.weights.params.addcdiv(ahead, second.sqrt().add_(self.eps), value=self.server_lr)
+        share = state.buffer.size / self.num_clients
+        correction = state.correction.add(state.correction_sum, alpha=share / state.weight_sum)
+        weights = Weights(params, state.buffer.mean_buffers())
+        fresh = replace(
+            state,
+            buffer=state.buffer.cleared(),
+            weight_sum=0.0,
+            correction_sum=state.correction_sum.zero_(),
+            correction=correction,
+        )
+        return Advance(fresh, weights, correction)
+
+    def _agreement(self, arrival: Arrival) -> float:
+        if arrival.staleness == 0:
+            return 1.0
+        moved = arrival.current.weights.params - arrival.base.weights.params
+        return max(float(cosine_similarity(moved, arrival.update.delta, dim=0)), self.min_agreement)

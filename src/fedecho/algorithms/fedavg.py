@@ -1,0 +1,35 @@
+"""FedAvg, the synchronous reference. McMahan et al., AISTATS 2017; with a server learning rate as in Reddi et al., ICLR 2021."""
+
+from dataclasses import dataclass
+
+from fedecho.algorithms.buffer import Buffer, check_buffered
+from fedecho.core.algorithm import Demands
+from fedecho.core.types import Advance, Arrival, GlobalModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvg:
+    """M clients from x_t, all awaited; x += eta mean(Delta)."""
+
+    buffer_size: int
+    server_lr: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_buffered(self.buffer_size, self.server_lr)
+
+    @property
+    def demands(self) -> Demands:
+        return Demands(synchronous=True)
+
+    def init(self, model: GlobalModel) -> Buffer:
+        return Buffer.empty(model)
+
+    def receive(self, state: Buffer, arrival: Arrival) -> Buffer:
+        return state.add(arrival.update.delta, arrival.update.buffers)
+
+    def ready(self, state: Buffer) -> bool:
+        return state.size >= self.buffer_size
+
+    def advance(self, state: Buffer, model: GlobalModel) -> Advance[Buffer]:
+        weights = state.mean_step(model, self.server_lr)
+        return Advance(state.cleared(), weights)

@@ -1,0 +1,81 @@
+"""FedEcho. Wang, Ma and Chen, Stragglers Can Contribute More: Uncertainty-Aware Distillation for Asynchronous Federated Learning."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
+
+from fedecho.core.algorithm import Algorithm, Demands, demands
+from fedecho.core.rng import derive
+from fedecho.core.types import Advance, Arrival, GlobalModel, Weights
+from fedecho.distill.bank import Bank
+from fedecho.distill.distiller import Adam, Distiller
+from fedecho.distill.student import Student
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True, slots=True)
+class Echo(Generic[S]):
+    """The inner method's state, the bank of latest logits and the distillation's Adam."""
+
+    inner: S
+    bank: Bank
+    adam: Adam
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedEcho(Generic[S]):
+    """Any inner method, followed at each version by distillation from the mean of all clients' latest logits on U.
+
+    ``student`` is the server's network and U. An experiment attaches it; it is no hyper-parameter.
+    """
+
+    inner: Algorithm[S]
+    distiller: Distiller = field(default_factory=Distiller)
+    seed: int = 0
+    student: Student | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def demands(self) -> Demands:
+        return demands(self.inner)
+
+    @property
+    def buffer_size(self) -> int:
+        return int(getattr(self.inner, "buffer_size", 1))
+
+    def attached(self, student: Student) -> "FedEcho[S]":
+        return replace(self, student=student)
+
+    def init(self, model: GlobalModel) -> Echo[S]:
+        student = self._student
+        bank = Bank(student.num_unlabeled, student.num_classes(), student.device, self.distiller.average)
+        return Echo(self.inner.init(model), bank, Adam.fresh(model.weights.params))
+
+    def receive(self, state: Echo[S], arrival: Arrival) -> Echo[S]:
+        """Lines 4 and 5: the client's own model, x_s + Delta with its own statistics, speaks on U once and is dropped."""
+        update = arrival.update
+        client_model = Weights(arrival.base.weights.params + update.delta, update.buffers)
+        state.bank.put(update.client, self._student.infer(client_model), arrival.current.version)
+        return replace(state, inner=self.inner.receive(state.inner, arrival))
+
+    def ready(self, state: Echo[S]) -> bool:
+        return self.inner.ready(state.inner)
+
+    def advance(self, state: Echo[S], model: GlobalModel) -> Advance[Echo[S]]:
+        """Lines 10 to 17: the inner step makes x_hat, distillation makes x_{t+1} of it."""
+        inner = self.inner.advance(state.inner, model)
+        teachers: dict[str, Any] = {"num_teachers": len(state.bank), "teacher_age": state.bank.mean_age(model.version)}
+        if self.distiller.num_steps(self._student.num_unlabeled) == 0:
+            fresh = replace(state, inner=inner.state)
+            return Advance(fresh, inner.weights, inner.correction, {**inner.metrics, **teachers})
+        seed = derive(self.seed, "distillation", model.version)
+        adam, weights, metrics = self.distiller.distill(
+            self._student, state.adam, inner.weights, state.bank.teacher(), seed
+        )
+        fresh = replace(state, inner=inner.state, adam=adam)
+        return Advance(fresh, weights, inner.correction, {**inner.metrics, **teachers, **metrics})
+
+    @property
+    def _student(self) -> Student:
+        if self.student is None:
+            raise ValueError("FedEcho has no student yet: attach one, or run it through an experiment")
+        return self.student

@@ -1,0 +1,62 @@
+"""The loop. It owns the algorithm; a transport owns the clock and the wire."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from fedecho.core.server import Receipt, Server, Step
+from fedecho.core.types import Dispatch, Message
+
+
+class Transport(Protocol):
+    """Carries dispatches to clients and brings their answers, in the order of its own clock."""
+
+    @property
+    def now(self) -> float:
+        """Seconds since the run began, virtual or real."""
+        ...
+
+    def send(self, dispatch: Dispatch) -> None: ...
+
+    def receive(self) -> Message:
+        """Wait for the next message."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One message and what followed from it: for the record, the progress display and the evaluation."""
+
+    time: float
+    receipt: Receipt
+    step: Step | None
+
+
+def drive(
+    server: Server[Any],
+    transport: Transport,
+    *,
+    num_versions: int,
+    watch: Callable[[Moment], bool | None] = lambda moment: None,
+    dispatch_after_step: bool = False,
+) -> None:
+    """Run Algorithm 1 until version T, or until ``watch`` returns True.
+
+    New clients get x_t before the step (lines 6 and 7 of the paper), or x_{t+1} with ``dispatch_after_step``.
+    """
+    _send(server, transport)
+    while server.model.version < num_versions:
+        receipt = server.receive(transport.receive())
+        ready = server.ready
+        if not (ready and dispatch_after_step):
+            _send(server, transport)
+        step = server.advance() if ready else None
+        if step is not None and step.model.version < num_versions:
+            _send(server, transport)
+        if watch(Moment(transport.now, receipt, step)):
+            return
+
+
+def _send(server: Server[Any], transport: Transport) -> None:
+    for dispatch in server.refill():
+        transport.send(dispatch)

@@ -1,0 +1,45 @@
+"""The clients that could be given work, with a uniform pick in constant time at any number of clients."""
+
+from array import array
+from collections.abc import Iterable
+
+
+class Idle:
+    """A set of small integers that can be indexed: picking one at random and taking it out are O(1).
+
+    The order inside is a deterministic function of the history, so it belongs to a checkpoint.
+    """
+
+    def __init__(self, clients: Iterable[int], num_clients: int) -> None:
+        self._order = array("q", clients)
+        self._place = array("q", [-1]) * num_clients
+        for place, client in enumerate(self._order):
+            self._place[client] = place
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __contains__(self, client: int) -> bool:
+        return self._place[client] >= 0
+
+    def __getitem__(self, place: int) -> int:
+        return self._order[place]
+
+    def add(self, client: int) -> None:
+        if client not in self:
+            self._place[client] = len(self._order)
+            self._order.append(client)
+
+    def remove(self, client: int) -> None:
+        """Take a client out; the last one moves into its place. Absent clients are none of our business."""
+        place = self._place[client]
+        if place < 0:
+            return
+        last = self._order.pop()
+        if last != client:
+            self._order[place] = last
+            self._place[last] = place
+        self._place[client] = -1
+
+    def ordered(self) -> list[int]:
+        return self._order.tolist()

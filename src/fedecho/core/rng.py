@@ -1,0 +1,45 @@
+"""Addressed randomness: every draw has a name, none has a place in a sequence.
+
+A draw is a pure function of the run's seed and an address such as ``("select", 17)``. Nothing is consumed, so a resumed run,
+a parallel run and another algorithm at the same seed all see the same numbers.
+"""
+
+import hashlib
+
+import numpy as np
+import torch
+
+Address = int | str
+
+
+def derive(seed: int, *address: Address) -> int:
+    """The 63-bit number that lives at ``address`` under ``seed``.
+
+    >>> derive(0, "select", 1) == derive(0, "select", 1)
+    True
+    >>> derive(0, "select", 1) == derive(0, "select", "1")
+    False
+    """
+    plain = (int(seed), *(part if isinstance(part, str) else int(part) for part in address))
+    digest = hashlib.blake2b(repr(plain).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def uniform(seed: int, *address: Address) -> float:
+    """One draw from U[0, 1), without building a generator: some two microseconds."""
+    return float(derive(seed, *address) >> 10) / float(1 << 53)
+
+
+def below(bound: int, seed: int, *address: Address) -> int:
+    """One draw from {0, ..., bound - 1}; the bias of the modulus is under bound / 2**63."""
+    return derive(seed, *address) % bound
+
+
+def numpy_rng(seed: int, *address: Address) -> np.random.Generator:
+    """A numpy generator for many draws at one address."""
+    return np.random.Generator(np.random.PCG64(derive(seed, *address)))
+
+
+def torch_rng(seed: int, *address: Address) -> torch.Generator:
+    """A CPU torch generator for many draws at one address."""
+    return torch.Generator().manual_seed(derive(seed, *address))

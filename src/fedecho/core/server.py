@@ -1,0 +1,206 @@
+"""The server: a state machine with no clock, no thread and no socket."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from fedecho.core.admission import Admission, misfit, norm_of
+from fedecho.core.algorithm import Algorithm, demands
+from fedecho.core.idle import Idle
+from fedecho.core.rng import below, derive
+from fedecho.core.types import Arrival, ClientUpdate, Dispatch, GlobalModel, Joined, Left, Lost, Message
+from fedecho.core.versions import Versions
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """A dispatch that has not been answered."""
+
+    number: int
+    base_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What became of one message: accepted, rejected, lost, joined, left or ignored."""
+
+    status: str
+    client: int
+    reason: str = ""
+    dispatch: int = -1
+    base_version: int = -1
+    staleness: int = -1
+    norm: float = 0.0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A version was published."""
+
+    model: GlobalModel
+    metrics: Mapping[str, float]
+
+
+class Server(Generic[S]):
+    """Algorithm 1 around any algorithm: admit, receive, refill, advance.
+
+    ``refill`` and ``advance`` are apart so that a transport can start the new clients, who hold x_t, while x_{t+1} is made.
+    """
+
+    def __init__(
+        self,
+        *,
+        algorithm: Algorithm[S],
+        model: GlobalModel,
+        num_clients: int,
+        concurrency: int,
+        seed: int,
+        admission: Admission | None = None,
+    ) -> None:
+        if not 1 <= concurrency <= num_clients:
+            raise ValueError(f"concurrency must be between 1 and num_clients = {num_clients}, got {concurrency}")
+        self.algorithm = algorithm
+        self.num_clients = num_clients
+        self.concurrency = concurrency
+        self.seed = seed
+        self.admission = admission or Admission()
+        self.demands = demands(algorithm)
+        self.state = algorithm.init(model)
+        self.versions = Versions(model)
+        self.idle = Idle(range(num_clients), num_clients)
+        self.open: dict[int, Open] = {}
+        self.reported: list[int] = []
+        self.num_dispatched = 0
+        self.counts: Counter[str] = Counter()
+        self.reasons: Counter[str] = Counter()
+
+    @property
+    def model(self) -> GlobalModel:
+        return self.versions.current
+
+    @property
+    def ready(self) -> bool:
+        return self.algorithm.ready(self.state)
+
+    def refill(self) -> list[Dispatch]:
+        """Give x_t to idle clients, chosen uniformly, until Mc are at work or nobody is idle."""
+        dispatches = []
+        while len(self.open) + len(self.reported) < self.concurrency and len(self.idle):
+            number = self.num_dispatched
+            client = self.idle[below(len(self.idle), self.seed, "select", number)]
+            self.idle.remove(client)
+            model = self.versions.acquire()
+            self.open[client] = Open(number, model.version)
+            self.num_dispatched += 1
+            dispatches.append(Dispatch(number, client, model, derive(self.seed, "job", number)))
+        return dispatches
+
+    def receive(self, message: Message) -> Receipt:
+        """Take one message of the transport. Bad ones change nothing but the slot they held."""
+        if not 0 <= message.client < self.num_clients:
+            receipt = Receipt("rejected", message.client, f"client {message.client} is unknown")
+        elif isinstance(message, ClientUpdate):
+            receipt = self._admit(message)
+        elif isinstance(message, Joined):
+            receipt = self._join(message.client)
+        elif isinstance(message, Left):
+            receipt = self._leave(message.client)
+        else:
+            receipt = self._lose(message)
+        self.counts[receipt.status] += 1
+        if receipt.status in ("rejected", "lost"):
+            self.reasons[receipt.reason] += 1
+        return receipt
+
+    def advance(self) -> Step:
+        """Make and publish x_{t+1}."""
+        advance = self.algorithm.advance(self.state, self.model)
+        self.state = advance.state
+        model = GlobalModel(self.model.version + 1, advance.weights, advance.correction)
+        self.versions.publish(model)
+        for client in self.reported:
+            self.idle.add(client)
+        self.reported.clear()
+        return Step(model, advance.metrics)
+
+    def _admit(self, update: ClientUpdate) -> Receipt:
+        work = self.open.get(update.client)
+        if work is None:
+            return Receipt("rejected", update.client, "update was not asked for")
+        base = self._close(update.client, work)
+        staleness = self.model.version - base.version
+        where = dict(dispatch=work.number, base_version=work.base_version, staleness=staleness)
+        if update.base_version != work.base_version:
+            reason: str | None = f"update is based on version {update.base_version}, not {work.base_version}"
+        else:
+            reason = misfit(update, base)
+        norm = norm_of(update.delta) if reason is None else 0.0
+        reason = reason or self.admission.fault(update, base, norm, self.demands.control_variates)
+        if reason is not None:
+            self.idle.add(update.client)
+            return Receipt("rejected", update.client, reason, **where)
+        if self.demands.synchronous:
+            self.reported.append(update.client)
+        else:
+            self.idle.add(update.client)
+        self.state = self.algorithm.receive(self.state, Arrival(update, base, self.model))
+        return Receipt("accepted", update.client, **where, norm=norm, metrics=update.metrics)
+
+    def _close(self, client: int, work: Open) -> GlobalModel:
+        del self.open[client]
+        return self.versions.release(work.base_version)
+
+    def _lose(self, lost: Lost) -> Receipt:
+        work = self.open.get(lost.client)
+        if work is None:
+            return Receipt("ignored", lost.client, lost.reason)
+        base = self._close(lost.client, work)
+        self.idle.add(lost.client)
+        staleness = self.model.version - base.version
+        return Receipt("lost", lost.client, lost.reason, work.number, work.base_version, staleness)
+
+    def _join(self, client: int) -> Receipt:
+        if client in self.open or client in self.reported:
+            return Receipt("ignored", client, "joined while at work")
+        self.idle.add(client)
+        return Receipt("joined", client)
+
+    def _leave(self, client: int) -> Receipt:
+        receipt = self._lose(Lost(client, "client went away"))
+        self.idle.remove(client)
+        if client in self.reported:
+            self.reported.remove(client)
+        return receipt if receipt.status == "lost" else Receipt("left", client)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything a resumed server needs, as a tree of plain values, tensors and the algorithm's own state."""
+        return {
+            "state": self.state,
+            "current": self.model.version,
+            "models": {m.version: m for m in (*self.versions.models.values(), self.model)},
+            "references": self.versions.references,
+            "peak_alive": self.versions.peak_alive,
+            "idle": self.idle.ordered(),
+            "open": {client: [work.number, work.base_version] for client, work in self.open.items()},
+            "reported": self.reported,
+            "num_dispatched": self.num_dispatched,
+            "counts": dict(self.counts),
+            "reasons": dict(self.reasons),
+        }
+
+    def restore(self, tree: Mapping[str, Any], state: S, models: Mapping[int, GlobalModel]) -> None:
+        """Become the server of a snapshot. ``state`` and ``models`` are already decoded; the rest is plain."""
+        self.state = state
+        references = dict(tree["references"])
+        alive = {version: models[version] for version in references}
+        self.versions = Versions(models[tree["current"]], alive, references, tree["peak_alive"])
+        self.idle = Idle(tree["idle"], self.num_clients)
+        self.open = {client: Open(*work) for client, work in tree["open"].items()}
+        self.reported = list(tree["reported"])
+        self.num_dispatched = tree["num_dispatched"]
+        self.counts = Counter(tree["counts"])
+        self.reasons = Counter(tree["reasons"])

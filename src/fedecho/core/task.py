@@ -1,0 +1,47 @@
+"""``Task``: what is learnt. The one protocol a user implements to bring data and a model."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+Batch = Any
+"""Whatever ``Task.batch`` returns and ``Task.loss`` understands: a pair of tensors, a dict, ..."""
+
+
+class Task(Protocol):
+    """A model, the clients' examples, an unlabeled set U on the server and an evaluation.
+
+    Rows are indices: into one client's examples in ``batch``, into U in ``logits``. Nothing else is assumed of the data.
+    """
+
+    @property
+    def num_clients(self) -> int: ...
+
+    @property
+    def num_unlabeled(self) -> int:
+        """|U|; 0 for a task without one (then FedEcho cannot run on it)."""
+        ...
+
+    def network(self, seed: int) -> nn.Module:
+        """A freshly initialised model; equal for equal seeds."""
+        ...
+
+    def num_examples(self, client: int) -> int: ...
+
+    def batch(self, client: int, rows: Tensor, generator: torch.Generator) -> Batch:
+        """One mini-batch of a client; augmentation draws from ``generator`` alone."""
+        ...
+
+    def loss(self, module: nn.Module, batch: Batch) -> Tensor:
+        """The mean loss over the batch."""
+        ...
+
+    def logits(self, module: nn.Module, rows: Tensor) -> Tensor:
+        """The model's logits on rows of U, [rows, classes]."""
+        ...
+
+    def evaluate(self, module: nn.Module) -> Mapping[str, float]:
+        """Scores on held-out data; ``accuracy`` (0 to 1) among them. The module is in eval mode."""
+        ...

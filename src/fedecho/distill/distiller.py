@@ -1,0 +1,128 @@
+"""Lines 12 to 16 of Algorithm 1: Q clipped steps that teach the student what the mean teacher predicts on U."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedecho.core.rng import torch_rng
+from fedecho.core.types import Weights
+from fedecho.distill.bank import Average
+from fedecho.distill.loss import clip_factor, distillation_loss
+from fedecho.distill.student import Student
+
+
+@dataclass(frozen=True, slots=True)
+class Adam:
+    """The two moments and the number of steps they have seen. Owned."""
+
+    first: Tensor
+    second: Tensor
+    num_steps: int = 0
+
+    @classmethod
+    def fresh(cls, params: Tensor) -> "Adam":
+        return cls(torch.zeros_like(params), torch.zeros_like(params))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distiller:
+    """The settings of server-side distillation; every ablation of the paper is a field.
+
+    ``alpha_min == alpha_max`` fixes alpha; ``clip_norm = inf`` does not clip; ``average`` is over logits (the paper) or
+    probabilities (its appendix); ``batch_norm = "frozen"`` keeps the student's statistics; ``moments = "fresh"`` restarts Adam
+    at each version; ``num_distill_steps = None`` is one shuffled pass over U, 0 is no distillation.
+    """
+
+    distill_lr: float = 3e-6
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    batch_size: int = 50
+    num_distill_steps: int | None = None
+    clip_norm: float = 5.0
+    alpha_min: float = 0.2
+    alpha_max: float = 0.8
+    average: Average = "logits"
+    batch_norm: Literal["train", "frozen"] = "train"
+    moments: Literal["carried", "fresh"] = "carried"
+
+    def __post_init__(self) -> None:
+        if self.distill_lr < 0:
+            raise ValueError(f"distill_lr must be at least 0, got {self.distill_lr}")
+        if self.batch_size < 1:
+            raise ValueError(f"distiller.batch_size must be at least 1, got {self.batch_size}")
+        if self.num_distill_steps is not None and self.num_distill_steps < 0:
+            raise ValueError(f"num_distill_steps must be at least 0, got {self.num_distill_steps}")
+        if not self.clip_norm > 0:
+            raise ValueError(f"clip_norm must be above 0 (inf for none), got {self.clip_norm}")
+        if not 0 <= self.alpha_min <= self.alpha_max <= 1:
+            raise ValueError(f"need 0 <= alpha_min <= alpha_max <= 1, got {self.alpha_min} and {self.alpha_max}")
+        for name, allowed in (("batch_norm", ("train", "frozen")), ("moments", ("carried", "fresh"))):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} must be {allowed[0]!r} or {allowed[1]!r}, got {getattr(self, name)!r}")
+
+    def num_steps(self, num_unlabeled: int) -> int:
+        """Q."""
+        return -(-num_unlabeled // self.batch_size) if self.num_distill_steps is None else self.num_distill_steps
+
+    def distill(
+        self, student: Student, adam: Adam, weights: Weights, teacher: Tensor, seed: int
+    ) -> tuple[Adam, Weights, dict[str, float]]:
+        """Teach ``weights`` and give back new ones. Nothing is read off the device before the last step is under way."""
+        if self.moments == "fresh":
+            adam = Adam.fresh(weights.params)
+        network = student.network
+        network.load(weights)
+        _prepare(network.module, self.batch_norm)
+        network.grads.zero_()
+        seen: list[Tensor] = []
+        for rows in self._batches(student, seed):
+            parts = distillation_loss(
+                student.logits(network.module, rows), teacher[rows], self.alpha_min, self.alpha_max
+            )
+            parts.loss.backward()
+            norm = torch.linalg.vector_norm(network.grads)
+            adam = self._step(adam, network.weights.params, network.grads.mul_(clip_factor(norm, self.clip_norm)))
+            network.grads.zero_()
+            clipped = (norm > self.clip_norm).float()
+            seen.append(torch.stack([parts.loss.detach(), parts.entropy, parts.soft_weight, norm, clipped]))
+        return adam, network.weights.clone(), _metrics(seen)
+
+    def _batches(self, student: Student, seed: int) -> list[Tensor]:
+        """Q mini-batches of U: shuffled passes, each row once a pass."""
+        wanted, batches, generator = self.num_steps(student.num_unlabeled), [], torch_rng(seed, "distill")
+        while len(batches) < wanted:
+            order = torch.randperm(student.num_unlabeled, generator=generator)
+            batches += order.to(student.device).split(self.batch_size)
+        return batches[:wanted]
+
+    def _step(self, adam: Adam, params: Tensor, grad: Tensor) -> Adam:
+        step = adam.num_steps + 1
+        adam.first.lerp_(grad, 1 - self.beta1)
+        adam.second.mul_(self.beta2).addcmul_(grad, grad, value=1 - self.beta2)
+        scale = (adam.second / (1 - self.beta2**step)).sqrt_().add_(self.eps)
+        params.addcdiv_(adam.first, scale, value=-self.distill_lr / (1 - self.beta1**step))
+        return replace(adam, num_steps=step)
+
+
+def _prepare(module: nn.Module, batch_norm: str) -> None:
+    module.train()
+    if batch_norm == "frozen":
+        for layer in module.modules():
+            if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+                layer.eval()
+
+
+def _metrics(seen: list[Tensor]) -> dict[str, float]:
+    if not seen:
+        return {}
+    loss, entropy, alpha, norm, clipped = torch.stack(seen).mean(dim=0).tolist()
+    return {
+        "distillation_loss": loss,
+        "teacher_entropy": entropy,
+        "soft_weight": alpha,
+        "distill_grad_norm": norm,
+        "clipped_share": clipped,
+    }

@@ -1,0 +1,43 @@
+"""The network that the server runs: as a client's model to ask for logits, as the student to be taught."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from fedecho.core.layout import BoundNetwork
+from fedecho.core.types import Weights
+
+
+@dataclass(frozen=True)
+class Student:
+    """A bound network beside the task's ``logits(module, rows of U)``."""
+
+    network: BoundNetwork
+    logits: Callable[[nn.Module, Tensor], Tensor]
+    num_unlabeled: int
+    chunk: int = 500
+    """How many rows are inferred at once."""
+
+    def __post_init__(self) -> None:
+        if self.num_unlabeled < 1:
+            raise ValueError("FedEcho needs an unlabeled set, but this task has none (num_unlabeled is 0)")
+
+    @property
+    def device(self) -> torch.device:
+        return self.network.weights.params.device
+
+    def infer(self, weights: Weights) -> Float[Tensor, "unlabeled classes"]:
+        """The logits of a model on the whole of U, in eval mode."""
+        self.network.load(weights)
+        module = self.network.module.eval()
+        with torch.no_grad():
+            rows = torch.arange(self.num_unlabeled, device=self.device)
+            return torch.cat([self.logits(module, part) for part in rows.split(self.chunk)]).float()
+
+    def num_classes(self) -> int:
+        """Asked of the model itself: one row tells."""
+        with torch.no_grad():
+            return int(self.logits(self.network.module.eval(), torch.zeros(1, dtype=torch.long, device=self.device)).shape[-1])
