@@ -1,4 +1,5 @@
-"""CA2FL. Wang et al., Tackling the Data Heterogeneity in Asynchronous Federated Learning with Cached Update Calibration, ICLR 2024."""
+"""CA2FL. Wang et al., Tackling the Data Heterogeneity in Asynchronous Federated Learning with Cached Update Calibration,
+ICLR 2024."""
 
 from dataclasses import dataclass, replace
 

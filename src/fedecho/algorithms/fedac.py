@@ -1,5 +1,5 @@
-"""FedAC. Zang et al., Efficient Asynchronous Federated Learning with Prospective Momentum Aggregation and Fine-Grained Correction,
-AAAI 2024; after the public implementation, with three repairs named in docs/algorithms.md."""
+"""FedAC. Zang et al., Efficient Asynchronous Federated Learning with Prospective Momentum Aggregation and
+Fine-Grained Correction, AAAI 2024; after the public implementation, with three repairs named in docs/algorithms.md."""
 
 from dataclasses import dataclass, replace
 
@@ -26,7 +26,7 @@ class Prospect:
 
 @dataclass(frozen=True, kw_only=True)
 class FedAC:
-    """Updates weighted by how well they agree with the way the model has gone, a look-ahead momentum, control variates at the clients.
+    """Updates weighted by how well they agree with the way the model went, look-ahead momentum, control variates at the clients.
 
     r_i = max(cos(x_t - x_s, Delta_i), ``min_agreement``), 1 for a fresh update; D = sum r_i Delta_i / sum r.
     """

@@ -37,6 +37,10 @@ class FedAsync:
         staleness_weight(self.staleness, self.power)
 
     @property
+    def buffer_size(self) -> int:
+        return 1
+
+    @property
     def demands(self) -> Demands:
         return Demands(proximal=self.proximal)
 

@@ -1,4 +1,4 @@
-"""FedAvg, the synchronous reference. McMahan et al., AISTATS 2017; with a server learning rate as in Reddi et al., ICLR 2021."""
+"""FedAvg, the synchronous reference. McMahan et al., AISTATS 2017; a server learning rate as in Reddi et al., ICLR 2021."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,5 @@
-"""FedEcho. Wang, Ma and Chen, Stragglers Can Contribute More: Uncertainty-Aware Distillation for Asynchronous Federated Learning."""
+"""FedEcho. Wang, Ma and Chen, Stragglers Can Contribute More: Uncertainty-Aware Distillation for Asynchronous
+Federated Learning, 2025."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
@@ -68,9 +69,7 @@ class FedEcho(Generic[S]):
             fresh = replace(state, inner=inner.state)
             return Advance(fresh, inner.weights, inner.correction, {**inner.metrics, **teachers})
         seed = derive(self.seed, "distillation", model.version)
-        adam, weights, metrics = self.distiller.distill(
-            self._student, state.adam, inner.weights, state.bank.teacher(), seed
-        )
+        adam, weights, metrics = self.distiller.distill(self._student, state.adam, inner.weights, state.bank.teacher(), seed)
         fresh = replace(state, inner=inner.state, adam=adam)
         return Advance(fresh, weights, inner.correction, {**inner.metrics, **teachers, **metrics})
 

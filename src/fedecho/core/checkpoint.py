@@ -43,11 +43,13 @@ def encode(value: Any, tensors: dict[str, Tensor]) -> Any:
         return [encode(item, tensors) for item in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise TypeError(f"a checkpoint cannot hold a {type(value).__name__}: use tensors, numbers, strings, containers or dataclasses")
+    raise TypeError(
+        f"a checkpoint cannot hold a {type(value).__name__}: use tensors, numbers, strings, lists, dicts or dataclasses"
+    )
 
 
 def decode(node: Any, tensors: Mapping[str, Tensor], template: Any = None) -> Any:
-    """The value of a node. Dataclasses and objects with ``from_tree`` take their type from ``template``, never from the file."""
+    """The value of a node. Dataclasses and objects with ``from_tree`` get their type from ``template``, never the file."""
     if isinstance(node, list):
         return [decode(item, tensors) for item in node]
     if not isinstance(node, dict):
@@ -73,7 +75,7 @@ def write_atomically(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(temporary, path)
+    temporary.replace(path)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -126,5 +128,5 @@ def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
-        digest.update(memoryview(tensor.contiguous().view(torch.uint8).numpy()) if tensor.numel() else b"")
+        digest.update(tensor.contiguous().view(torch.uint8).numpy().data if tensor.numel() else b"")
     return digest.hexdigest()

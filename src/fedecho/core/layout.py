@@ -43,7 +43,7 @@ def _state_buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
     for name, layer in module.named_modules():
         if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.momentum is None:
             raise ValueError(
-                f"{name}: BatchNorm with momentum=None depends on a counter that federated averaging cannot merge; set a momentum"
+                f"{name}: BatchNorm with momentum=None depends on a counter that federated averaging cannot merge: set one"
             )
     saved = module.state_dict(keep_vars=True)
     return [(name, b) for name, b in module.named_buffers() if name in saved and b.is_floating_point()]

@@ -15,7 +15,7 @@ Place = Literal["device", "cpu", "file"]
 class ClientMemory:
     """Rows that are zero until written. Only the clients that were heard take part in a checkpoint.
 
-    ``device`` keeps rows beside the model, ``cpu`` in main memory, ``file`` in a mapped temporary file that the operating system
+    ``device`` keeps rows beside the model, ``cpu`` in main memory, ``file`` in a mapped temporary file that the system
     pages as it sees fit and that is gone with the process (a checkpoint holds what a resumed run needs).
     """
 

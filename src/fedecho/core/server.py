@@ -133,7 +133,6 @@ class Server(Generic[S]):
             return Receipt("rejected", update.client, "update was not asked for")
         base = self._close(update.client, work)
         staleness = self.model.version - base.version
-        where = dict(dispatch=work.number, base_version=work.base_version, staleness=staleness)
         if update.base_version != work.base_version:
             reason: str | None = f"update is based on version {update.base_version}, not {work.base_version}"
         else:
@@ -142,13 +141,13 @@ class Server(Generic[S]):
         reason = reason or self.admission.fault(update, base, norm, self.demands.control_variates)
         if reason is not None:
             self.idle.add(update.client)
-            return Receipt("rejected", update.client, reason, **where)
+            return Receipt("rejected", update.client, reason, work.number, work.base_version, staleness)
         if self.demands.synchronous:
             self.reported.append(update.client)
         else:
             self.idle.add(update.client)
         self.state = self.algorithm.receive(self.state, Arrival(update, base, self.model))
-        return Receipt("accepted", update.client, **where, norm=norm, metrics=update.metrics)
+        return Receipt("accepted", update.client, "", work.number, work.base_version, staleness, norm, update.metrics)
 
     def _close(self, client: int, work: Open) -> GlobalModel:
         del self.open[client]
@@ -192,10 +191,10 @@ class Server(Generic[S]):
             "reasons": dict(self.reasons),
         }
 
-    def restore(self, tree: Mapping[str, Any], state: S, models: Mapping[int, GlobalModel]) -> None:
-        """Become the server of a snapshot. ``state`` and ``models`` are already decoded; the rest is plain."""
-        self.state = state
-        references = dict(tree["references"])
+    def restore(self, tree: Mapping[str, Any]) -> None:
+        """Become the server of a decoded snapshot."""
+        self.state = tree["state"]
+        models, references = tree["models"], dict(tree["references"])
         alive = {version: models[version] for version in references}
         self.versions = Versions(models[tree["current"]], alive, references, tree["peak_alive"])
         self.idle = Idle(tree["idle"], self.num_clients)

@@ -79,9 +79,7 @@ class Distiller:
         network.grads.zero_()
         seen: list[Tensor] = []
         for rows in self._batches(student, seed):
-            parts = distillation_loss(
-                student.logits(network.module, rows), teacher[rows], self.alpha_min, self.alpha_max
-            )
+            parts = distillation_loss(student.logits(network.module, rows), teacher[rows], self.alpha_min, self.alpha_max)
             parts.loss.backward()
             norm = torch.linalg.vector_norm(network.grads)
             adam = self._step(adam, network.weights.params, network.grads.mul_(clip_factor(norm, self.clip_norm)))
@@ -92,7 +90,8 @@ class Distiller:
 
     def _batches(self, student: Student, seed: int) -> list[Tensor]:
         """Q mini-batches of U: shuffled passes, each row once a pass."""
-        wanted, batches, generator = self.num_steps(student.num_unlabeled), [], torch_rng(seed, "distill")
+        wanted, generator = self.num_steps(student.num_unlabeled), torch_rng(seed, "distill")
+        batches: list[Tensor] = []
         while len(batches) < wanted:
             order = torch.randperm(student.num_unlabeled, generator=generator)
             batches += order.to(student.device).split(self.batch_size)

@@ -35,7 +35,7 @@ def distillation_loss(
     alpha_min: float = 0.2,
     alpha_max: float = 0.8,
 ) -> DistillationLoss:
-    """f_d = alpha KL(softmax(teacher) || softmax(student)) + (1 - alpha) CE(student, argmax teacher), both means over the batch.
+    """f_d = alpha KL(softmax(teacher) || softmax(student)) + (1 - alpha) CE(student, argmax teacher), means over the batch.
 
     The teacher, H and alpha are constants: no gradient flows into them.
     """

@@ -1,0 +1,1 @@
+"""Readers of data files, and the ways to split data over clients."""

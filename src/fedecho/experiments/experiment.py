@@ -1,0 +1,80 @@
+"""``Experiment``: a whole run as one frozen object whose fields are the very objects that run."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fedecho.core.admission import Admission
+from fedecho.core.algorithm import Algorithm, demands
+from fedecho.core.memory import Place
+from fedecho.core.task import Task
+from fedecho.learning.local import LocalTraining
+from fedecho.simulation.faults import Faults
+from fedecho.simulation.runtimes import Runtimes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """What is learnt, by which method, by whom and for how long. How it is computed (executor, workers) changes no result."""
+
+    task: Task
+    algorithm: Algorithm[Any]
+    local: LocalTraining
+    concurrency: int
+    num_versions: int
+    name: str = "experiment"
+    seed: int = 0
+    runtimes: Runtimes = field(default_factory=Runtimes)
+    faults: Faults = field(default_factory=Faults)
+    admission: Admission = field(default_factory=Admission)
+    dispatch_after_step: bool = False
+    eval_every: int = 1
+    client_memory: Place = "cpu"
+    """Where clients' control variates live in a simulation (FedAC)."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_versions", "eval_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        num_clients = self.task.num_clients
+        if not 1 <= self.concurrency <= num_clients:
+            raise ValueError(f"concurrency must be between 1 and task.num_clients = {num_clients}, got {self.concurrency}")
+        if self.buffer_size is not None:
+            self._check_buffer(self.buffer_size)
+        told = _innermost(self.algorithm, "num_clients")
+        if told is not None and told != num_clients:
+            raise ValueError(f"algorithm.num_clients is {told}, but the task has {num_clients} clients")
+
+    @property
+    def buffer_size(self) -> int | None:
+        """M, or None for a user's own method that does not say."""
+        told = getattr(self.algorithm, "buffer_size", None)
+        return None if told is None else int(told)
+
+    @property
+    def local_training(self) -> LocalTraining:
+        """The clients' settings with what the algorithm asks of them."""
+        asked = demands(self.algorithm)
+        return replace(
+            self.local,
+            proximal=self.local.proximal or asked.proximal,
+            control_variates=self.local.control_variates or asked.control_variates,
+        )
+
+    def _check_buffer(self, buffer_size: int) -> None:
+        if buffer_size > self.concurrency:
+            raise ValueError(
+                f"a buffer_size of {buffer_size} cannot be filled by a concurrency of {self.concurrency}: "
+                "raise concurrency or lower buffer_size"
+            )
+        if demands(self.algorithm).synchronous and buffer_size != self.concurrency:
+            raise ValueError(
+                f"a synchronous algorithm waits for all its clients: concurrency must equal buffer_size = {buffer_size}, "
+                f"got {self.concurrency}"
+            )
+
+
+def _innermost(algorithm: Any, name: str) -> Any:
+    """The field of an algorithm, or of the method it wraps."""
+    while not hasattr(algorithm, name) and hasattr(algorithm, "inner"):
+        algorithm = algorithm.inner
+    return getattr(algorithm, name, None)

@@ -1,0 +1,52 @@
+"""Recipes: functions from a method's name to a whole experiment, with the values that the method wants there."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fedecho.algorithms import CA2FL, FADAS, FedAC, FedAsync, FedAvg, FedBuff, FedEcho
+from fedecho.data.partition import DirichletPartitioner
+from fedecho.distill.distiller import Distiller
+from fedecho.experiments.experiment import Experiment
+from fedecho.learning.local import LocalTraining
+from fedecho.simulation.runtimes import Runtimes
+from fedecho.tasks.digits import DigitsTask
+
+
+def digits(algorithm: str = "fedecho", seed: int = 0) -> Experiment:
+    """UCI digits, 20 clients of few classes each, one in ten of them 50 times slower: seconds on a laptop."""
+    num_clients, concurrency, buffer_size = 20, 10, 3
+    distiller = Distiller(distill_lr=1e-4, batch_size=30)
+    methods: dict[str, tuple[Any, float]] = {
+        "fedavg": (FedAvg(buffer_size=buffer_size), 0.05),
+        "fedasync": (FedAsync(), 0.05),
+        "fedbuff": (FedBuff(buffer_size=buffer_size), 0.05),
+        "ca2fl": (CA2FL(buffer_size=buffer_size, num_clients=num_clients), 0.05),
+        "fedac": (FedAC(buffer_size=buffer_size, num_clients=num_clients, server_lr=3e-3), 0.05),
+        "fadas": (FADAS(buffer_size=buffer_size, server_lr=3e-3), 0.05),
+        "fedecho": (FedEcho(inner=FedBuff(buffer_size=buffer_size), distiller=distiller, seed=seed), 0.05),
+    }
+    method, client_lr = methods[algorithm]
+    return Experiment(
+        name="digits",
+        task=DigitsTask(num_clients=num_clients, num_unlabeled=300, partition=DirichletPartitioner(alpha=0.03), seed=seed),
+        algorithm=method,
+        local=LocalTraining(client_lr=client_lr, epochs=2, batch_size=16),
+        concurrency=buffer_size if algorithm == "fedavg" else concurrency,
+        num_versions=300 if algorithm == "fedasync" else 100,
+        runtimes=Runtimes(profile="large"),
+        eval_every=6 if algorithm == "fedasync" else 2,
+        seed=seed,
+    )
+
+
+@dataclass(frozen=True)
+class Recipe:
+    make: Callable[..., Experiment]
+
+    @property
+    def summary(self) -> str:
+        return (self.make.__doc__ or "").strip().splitlines()[0]
+
+
+RECIPES: dict[str, Recipe] = {"digits": Recipe(digits)}

@@ -1,0 +1,319 @@
+"""A run from its first dispatch to its summary, and on again after it was stopped."""
+
+import json
+import platform
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, is_dataclass
+from hashlib import sha256
+from importlib.metadata import version
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from fedecho.core.checkpoint import decode, load_checkpoint, save_checkpoint, write_atomically
+from fedecho.core.drive import Moment, drive
+from fedecho.core.types import Weights
+from fedecho.experiments.build import ExecutorName, Simulation, assembled, one_thread
+from fedecho.experiments.config import ConfigError, differences, fingerprint, from_config, to_config
+from fedecho.experiments.experiment import Experiment
+from fedecho.experiments.record import RECORD, Line, Record, arrivals_digest, read_header
+from fedecho.experiments.summary import SUMMARY, Summary, accuracies, staleness
+
+MODEL = "model.safetensors"
+CHECKPOINT_S = 30.0
+
+Watch = Callable[[Moment, dict[str, float] | None], None]
+"""Told of every moment, and of the scores where there was an evaluation."""
+
+
+class Interrupted(Exception):  # noqa: N818 (no error)
+    """The run was stopped on request; what it had done is in its folder."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run."""
+
+    summary: Summary
+    evaluations: list[Line]
+    weights: Weights
+    named: dict[str, Tensor]
+    folder: Path | None
+
+    @property
+    def accuracy(self) -> float:
+        """The mean of the last ten evaluations, 0 to 1."""
+        return self.summary.last10_accuracy
+
+
+def simulate(
+    experiment: Experiment,
+    *,
+    out: Path | str | None = None,
+    resume: bool = False,
+    executor: ExecutorName = "serial",
+    workers: int = 2,
+    checkpoint_s: float = CHECKPOINT_S,
+    watch: Watch | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Result:
+    """Run an experiment on the virtual clock. With ``out``, everything is recorded there and can be resumed.
+
+    The result is the same, to the last bit, for every executor and number of workers, and after any number of stops.
+    """
+    folder = None if out is None else Path(out)
+    with one_thread(), assembled(experiment, executor, workers) as simulation, _stop_signals() as stop:
+        run = _Run(simulation, folder, checkpoint_s, watch or (lambda moment, scores: None), stop)
+        run.open(resume, {"executor": executor, "workers": workers if executor == "pool" else 1}, say)
+        try:
+            return run.finish()
+        finally:
+            run.record.close()
+
+
+def resume(folder: Path | str, experiment: Experiment | None = None, **options: Any) -> Result:
+    """Go on with the run in ``folder``. Its own record says what it is; a user's own task or method must be given again."""
+    folder = Path(folder)
+    header = read_header(folder)
+    if experiment is None:
+        if header["config"] is None:
+            raise ConfigError(f"{folder} used a task or method of its own: resume it from Python, resume(folder, experiment)")
+        experiment = from_config(header["config"])
+    return simulate(experiment, out=folder, resume=True, **options)
+
+
+class _Run:
+    """The pieces of one run while it goes on."""
+
+    def __init__(
+        self, simulation: Simulation, folder: Path | None, checkpoint_s: float, watch: Watch, stop: Callable[[], bool]
+    ) -> None:
+        self.simulation = simulation
+        self.folder = folder
+        self.checkpoint_s = checkpoint_s
+        self.watch = watch
+        self.stop = stop
+        self.config = _config_of(simulation.experiment)
+        self.num_moments = 0
+        self.real_before = 0.0
+        self.began = self.saved_at = time.perf_counter()
+
+    @property
+    def real_s(self) -> float:
+        return self.real_before + time.perf_counter() - self.began
+
+    def open(self, resume: bool, execution: Line, say: Callable[[str], None]) -> None:
+        runtimes = self.simulation.runtimes
+        if self.folder is None:
+            self.record = Record.in_memory(runtimes)
+        elif resume:
+            self._check_same(read_header(self.folder))
+            self.record = Record.continued(self.folder, runtimes, self._restore(say))
+        else:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if (self.folder / RECORD).exists():
+                raise ConfigError(f"{self.folder} already holds a run: `fedecho resume {self.folder}` goes on with it")
+            self.record = Record.new(self.folder, runtimes, _header(self.simulation, self.config, execution))
+
+    def finish(self) -> Result:
+        experiment = self.simulation.experiment
+        drive(
+            self.simulation.server,
+            self.simulation.transport,
+            num_versions=experiment.num_versions,
+            dispatch_after_step=experiment.dispatch_after_step,
+            watch=self._moment,
+        )
+        if self.simulation.server.model.version < experiment.num_versions:
+            self._save()
+            raise Interrupted(f"stopped at version {self.simulation.server.model.version} of {experiment.num_versions}")
+        return self._result()
+
+    def _moment(self, moment: Moment) -> bool:
+        self.num_moments += 1
+        self.record.moment(moment)
+        scores = self._evaluate(moment)
+        self.watch(moment, scores)
+        if self.stop():
+            return True
+        if self.folder is not None and time.perf_counter() - self.saved_at >= self.checkpoint_s:
+            self._save()
+        return False
+
+    def _evaluate(self, moment: Moment) -> dict[str, float] | None:
+        experiment = self.simulation.experiment
+        if moment.step is None:
+            return None
+        version = moment.step.model.version
+        if version % experiment.eval_every and version != experiment.num_versions:
+            return None
+        scores = self.simulation.evaluate()
+        real_s = round(self.real_s, 3)
+        self.record.write({"event": "evaluation", "version": version, "time": moment.time, **scores, "real_s": real_s})
+        self.record.flush()
+        return scores
+
+    def _save(self) -> None:
+        if self.folder is None:
+            return
+        state = {
+            "fingerprint": self._fingerprint,
+            "server": self.simulation.server.snapshot(),
+            "transport": self.simulation.transport.snapshot(),
+            "position": self.record.sync(),
+            "real_s": self.real_s,
+            "num_moments": self.num_moments,
+        }
+        save_checkpoint(self.folder, self.num_moments, state)
+        self.saved_at = time.perf_counter()
+
+    def _restore(self, say: Callable[[str], None]) -> int | None:
+        """Take up the newest checkpoint; its place in the record, or None if the run never came to one."""
+        if self.folder is None:
+            return None
+        found = load_checkpoint(self.folder, say)
+        if found is None:
+            return None
+        server, transport = self.simulation.server, self.simulation.transport
+        template = {"server": {"state": server.state, "models": _Every(server.model)}}
+        tree = decode(*found, template)
+        if tree["fingerprint"] != self._fingerprint:
+            raise ConfigError(
+                f"the checkpoint in {self.folder} is of another configuration than its record; start in a new folder"
+            )
+        server.restore(tree["server"])
+        transport.restore(tree["transport"], tree["server"]["models"])
+        self.real_before, self.num_moments = tree["real_s"], tree["num_moments"]
+        return int(tree["position"])
+
+    def _check_same(self, header: Line) -> None:
+        if header["config"] is None or self.config is None:
+            return
+        found = differences(self.config, header["config"])
+        if found:
+            raise ConfigError(f"{self.folder} holds a run of another configuration: {'; '.join(found[:3])}")
+
+    @property
+    def _fingerprint(self) -> str:
+        return "" if self.config is None else fingerprint(self.config)
+
+    def _result(self) -> Result:
+        simulation, server = self.simulation, self.simulation.server
+        weights = server.model.weights
+        named = simulation.network.layout.named(weights)
+        lines = list(self.record.lines())
+        bank = getattr(server.state, "bank", None)
+        experiment = simulation.experiment
+        summary = Summary(
+            name=experiment.name,
+            algorithm=_name_of(experiment.algorithm),
+            seed=experiment.seed,
+            num_versions=server.model.version,
+            virtual_s=simulation.transport.now,
+            real_s=round(self.real_s, 3),
+            accepted=server.counts["accepted"],
+            rejected=server.counts["rejected"],
+            lost=server.counts["lost"],
+            reasons=dict(server.reasons),
+            peak_versions_alive=server.versions.peak_alive,
+            bank_bytes=0 if bank is None else bank.num_bytes,
+            model_sha256=model_digest(weights),
+            arrivals_sha256=arrivals_digest(iter(lines)),
+            **accuracies(lines),
+            **staleness(lines),
+        )
+        if self.folder is not None:
+            self._save()
+            metadata = {"format": "pt", "fedecho": json.dumps({"version": server.model.version, "name": experiment.name})}
+            write_atomically(self.folder / MODEL, save(named, metadata))
+            summary.write(self.folder)
+        evaluations = [line for line in lines if line["event"] == "evaluation"]
+        return Result(summary, evaluations, weights, named, self.folder)
+
+
+class _Every(dict[Any, Any]):
+    """One template for whatever key."""
+
+    def __init__(self, template: Any) -> None:
+        super().__init__()
+        self._template = template
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return self._template
+
+
+def is_finished(folder: Path) -> bool:
+    return (folder / SUMMARY).is_file()
+
+
+def model_digest(weights: Weights) -> str:
+    digest = sha256(weights.params.cpu().numpy().tobytes())
+    digest.update(weights.buffers.cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _name_of(algorithm: Any) -> str:
+    named = to_config(algorithm).get("name") if is_dataclass(algorithm) else None
+    return str(named or type(algorithm).__name__)
+
+
+def _config_of(experiment: Experiment) -> Line | None:
+    """The experiment as a table, or None if a part of it is a user's own and cannot be written down."""
+    try:
+        tree = to_config(experiment)
+        return tree if to_config(from_config(tree)) == tree else None
+    except (TypeError, ValueError):
+        return None
+
+
+def _header(simulation: Simulation, config: Line | None, execution: Line) -> Line:
+    task = simulation.experiment.task
+    classes = [simulation.runtimes.class_of(client) for client in range(task.num_clients)]
+    return {
+        "format": 1,
+        "name": simulation.experiment.name,
+        "config": config,
+        "seed": simulation.experiment.seed,
+        "execution": execution,
+        "software": {
+            "fedecho": version("fedecho"),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "platform": platform.platform(),
+        },
+        "command": " ".join(sys.argv),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "num_params": simulation.network.layout.num_params,
+        "num_unlabeled": task.num_unlabeled,
+        "clients": {"examples": [task.num_examples(client) for client in range(task.num_clients)], "classes": classes},
+    }
+
+
+@contextmanager
+def _stop_signals() -> Iterator[Callable[[], bool]]:
+    """The first Ctrl-C (or SIGTERM) asks for a stop between two moments; the second one interrupts at once."""
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked.is_set
+        return
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked.is_set
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,56 @@
+"""``summary.json``: what a run came to."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fedecho.core.checkpoint import write_atomically
+
+SUMMARY = "summary.json"
+LAST = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """The headline is ``last10_accuracy``, the mean of the last ten evaluations: single ones jump under stragglers."""
+
+    name: str
+    algorithm: str
+    seed: int
+    num_versions: int
+    final_accuracy: float
+    last10_accuracy: float
+    best_accuracy: float
+    virtual_s: float
+    real_s: float
+    accepted: int
+    rejected: int
+    lost: int
+    reasons: dict[str, int]
+    mean_staleness: float
+    max_staleness: int
+    peak_versions_alive: int
+    bank_bytes: int
+    model_sha256: str
+    arrivals_sha256: str
+
+    def write(self, folder: Path) -> None:
+        write_atomically(folder / SUMMARY, (json.dumps(asdict(self), indent=2) + "\n").encode())
+
+    @classmethod
+    def read(cls, folder: Path) -> "Summary":
+        return cls(**json.loads((folder / SUMMARY).read_text()))
+
+
+def accuracies(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Final, mean of the last ten and best, of the evaluations among the lines."""
+    found = [line["accuracy"] for line in lines if line["event"] == "evaluation"]
+    last = found[-LAST:]
+    return {"final_accuracy": found[-1], "last10_accuracy": sum(last) / len(last), "best_accuracy": max(found)}
+
+
+def staleness(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    found = [line["staleness"] for line in lines if line.get("status") == "accepted"]
+    return {"mean_staleness": sum(found) / len(found), "max_staleness": max(found)}

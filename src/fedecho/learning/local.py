@@ -1,0 +1,44 @@
+"""The settings of a client's local training."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalTraining:
+    """K steps of SGD or AdamW, fresh for every job.
+
+    ``epochs`` counts passes over the client's data, the last partial batch kept; ``num_local_steps`` (K), if given, counts
+    steps instead. ``proximal`` adds proximal / 2 |y - x_s|^2; with ``control_variates`` every step is corrected by c - c_i.
+    """
+
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    client_lr: float = 0.01
+    epochs: int = 2
+    num_local_steps: int | None = None
+    batch_size: int = 50
+    weight_decay: float = 0.0
+    proximal: float = 0.0
+    control_variates: bool = False
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        if self.optimizer not in ("sgd", "adamw"):
+            raise ValueError(f"local.optimizer must be 'sgd' or 'adamw', got {self.optimizer!r}")
+        if not self.client_lr > 0:
+            raise ValueError(f"local.client_lr must be above 0, got {self.client_lr}")
+        if self.num_local_steps is not None and self.num_local_steps < 1:
+            raise ValueError(f"local.num_local_steps must be at least 1, got {self.num_local_steps}")
+        for name in ("epochs", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"local.{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("weight_decay", "proximal"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"local.{name} must be at least 0, got {getattr(self, name)}")
+
+    def num_steps(self, num_examples: int) -> int:
+        """K for a client with this many examples."""
+        per_epoch = -(-num_examples // self.batch_size)
+        return self.epochs * per_epoch if self.num_local_steps is None else self.num_local_steps

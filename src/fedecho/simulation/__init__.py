@@ -1,0 +1,1 @@
+"""Straggling clients on a virtual clock."""

@@ -1,0 +1,48 @@
+"""Float vectors in memory that several processes see."""
+
+from multiprocessing.shared_memory import SharedMemory
+
+import torch
+from torch import Tensor
+
+
+class Segment:
+    """A named piece of shared memory as one float32 vector. The process that made it removes it."""
+
+    def __init__(self, size: int, name: str | None = None) -> None:
+        self._owner = name is None
+        self._memory = SharedMemory(name=name, create=self._owner, size=max(4 * size, 4))
+        self.name = self._memory.name
+        self.vector: Tensor = torch.frombuffer(self._memory.buf, dtype=torch.float32, count=size) if size else torch.zeros(0)
+
+    def close(self) -> None:
+        del self.vector
+        try:
+            self._memory.close()
+        except BufferError:  # a view is still alive somewhere; the mapping goes with the process
+            self._memory._buf = self._memory._mmap = None  # type: ignore[attr-defined]
+        if self._owner:
+            self._memory.unlink()
+
+
+class Segments:
+    """Segments of one size, used again and again: making one costs page faults on every page."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._all: list[Segment] = []
+        self._free: list[Segment] = []
+
+    def take(self) -> Segment:
+        if self._free:
+            return self._free.pop()
+        self._all.append(Segment(self._size))
+        return self._all[-1]
+
+    def give_back(self, segment: Segment) -> None:
+        self._free.append(segment)
+
+    def close(self) -> None:
+        while self._all:
+            self._all.pop().close()
+        self._free.clear()

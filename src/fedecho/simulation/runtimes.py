@@ -1,0 +1,147 @@
+"""How long clients take. Runtimes are in virtual seconds and drawn anew for every dispatch."""
+
+import csv
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+
+from fedecho.core.rng import below, numpy_rng, uniform
+
+SHORT, MEDIUM, LONG = "short", "medium", "long"
+UNIT_S = 10.0
+"""The paper's table is in units of 10 seconds."""
+
+PROFILES: dict[str, dict[str, tuple[float, float]]] = {
+    "large": {SHORT: (1, 2), MEDIUM: (3, 5), LONG: (50, 80)},
+    "mild": {SHORT: (1, 2), MEDIUM: (3, 5), LONG: (10, 20)},
+    "equal": {SHORT: (1, 1), MEDIUM: (1, 1), LONG: (1, 1)},
+}
+
+
+class ClientRuntimes(Protocol):
+    """The runtimes of one federation: a class per client, a draw per dispatch."""
+
+    def class_of(self, client: int) -> str: ...
+
+    def draw(self, client: int, dispatch: int) -> float: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runtimes:
+    """Runtime classes as in the paper, section 5, or a trace of a user's own clients.
+
+    ``rule = "size"``: score = size rank in [0, 1] + gamma u; the top ``long_share`` are Long, the next ``medium_share`` Medium.
+    gamma 0 is by size alone, a large gamma is random. ``rule = "fadas"``: argmax of a Dirichlet(3s, 2s, s) draw, s = ``spread``.
+    ``trace``: a CSV file with columns client,runtime_s; every dispatch draws one of its client's rows.
+    """
+
+    profile: Literal["large", "mild", "equal"] = "large"
+    rule: Literal["size", "fadas"] = "size"
+    runtime_gamma: float = 1.0
+    long_share: float = 0.10
+    medium_share: float = 0.29
+    spread: float = 1.0
+    trace: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.profile not in PROFILES:
+            raise ValueError(f"runtimes.profile must be one of {', '.join(PROFILES)}, got {self.profile!r}")
+        if self.rule not in ("size", "fadas"):
+            raise ValueError(f"runtimes.rule must be 'size' or 'fadas', got {self.rule!r}")
+        if self.runtime_gamma < 0:
+            raise ValueError(f"runtime_gamma must be at least 0, got {self.runtime_gamma}")
+        if min(self.long_share, self.medium_share) < 0 or self.long_share + self.medium_share > 1:
+            raise ValueError(
+                f"long_share and medium_share must add up to at most 1, got {self.long_share} and {self.medium_share}"
+            )
+        if not self.spread > 0:
+            raise ValueError(f"runtimes.spread must be above 0, got {self.spread}")
+
+    def assign(self, sizes: list[int], seed: int) -> ClientRuntimes:
+        """Give every client its class, or its rows of the trace."""
+        if self.trace is not None:
+            return TracedRuntimes(read_trace(Path(self.trace), len(sizes)), seed)
+        classes = self._by_size(sizes, seed) if self.rule == "size" else self._by_dirichlet(len(sizes), seed)
+        return ClassRuntimes(PROFILES[self.profile], classes, seed)
+
+    def _by_size(self, sizes: list[int], seed: int) -> list[str]:
+        num_clients = len(sizes)
+        rank = np.argsort(np.argsort(sizes, kind="stable"), kind="stable") / max(num_clients - 1, 1)
+        jitter = np.array([uniform(seed, "runtime class", client) for client in range(num_clients)])
+        slowest_first = np.argsort(-(rank + self.runtime_gamma * jitter), kind="stable")
+        num_long = int(self.long_share * num_clients + 1e-9)
+        num_medium = min(round(self.medium_share * num_clients), num_clients - num_long)
+        classes = [SHORT] * num_clients
+        for place, client in enumerate(slowest_first[: num_long + num_medium].tolist()):
+            classes[client] = LONG if place < num_long else MEDIUM
+        return classes
+
+    def _by_dirichlet(self, num_clients: int, seed: int) -> list[str]:
+        shape = np.array([3.0, 2.0, 1.0]) * self.spread
+        draws = [numpy_rng(seed, "runtime class", client).dirichlet(shape) for client in range(num_clients)]
+        return [(SHORT, MEDIUM, LONG)[int(draw.argmax())] for draw in draws]
+
+
+@dataclass(frozen=True)
+class ClassRuntimes:
+    """U(low, high) of the client's class, in units of 10 s."""
+
+    profile: dict[str, tuple[float, float]]
+    classes: list[str]
+    seed: int
+
+    def class_of(self, client: int) -> str:
+        return self.classes[client]
+
+    def draw(self, client: int, dispatch: int) -> float:
+        low, high = self.profile[self.classes[client]]
+        return UNIT_S * (low + (high - low) * uniform(self.seed, "runtime", dispatch))
+
+
+@dataclass(frozen=True)
+class TracedRuntimes:
+    """One of the client's own observed runtimes."""
+
+    runtimes: list[list[float]]
+    seed: int
+
+    def class_of(self, client: int) -> str:
+        return "traced"
+
+    def draw(self, client: int, dispatch: int) -> float:
+        mine = self.runtimes[client]
+        return mine[below(len(mine), self.seed, "runtime", dispatch)]
+
+
+def read_trace(path: Path, num_clients: int) -> list[list[float]]:
+    """The runtimes of each client; every fault names the file and the line."""
+    runtimes: list[list[float]] = [[] for _ in range(num_clients)]
+    try:
+        with path.open(newline="") as file:
+            reader = csv.DictReader(file)
+            if not {"client", "runtime_s"} <= set(reader.fieldnames or ()):
+                raise ValueError(f"{path}: the first line must name the columns client,runtime_s, got {reader.fieldnames}")
+            for row in reader:
+                client, runtime = _trace_row(path, reader.line_num, row, num_clients)
+                runtimes[client].append(runtime)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"cannot read the trace {path}: {error}") from None
+    missing = [client for client, mine in enumerate(runtimes) if not mine]
+    if missing:
+        raise ValueError(f"{path}: no runtime for client {missing[0]} ({len(missing)} of {num_clients} clients have none)")
+    return runtimes
+
+
+def _trace_row(path: Path, line: int, row: dict[str, str], num_clients: int) -> tuple[int, float]:
+    try:
+        client, runtime = int(row["client"]), float(row["runtime_s"])
+    except (TypeError, ValueError):
+        raise ValueError(f"{path}, line {line}: client and runtime_s must be numbers, got {row}") from None
+    if not 0 <= client < num_clients:
+        raise ValueError(f"{path}, line {line}: client must be between 0 and {num_clients - 1}, got {client}")
+    if not (isfinite(runtime) and runtime > 0):
+        raise ValueError(f"{path}, line {line}: runtime_s must be above 0, got {runtime}")
+    return client, runtime

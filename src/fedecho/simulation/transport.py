@@ -1,0 +1,119 @@
+"""``VirtualTransport``: dispatches go to an executor, answers come back in the order of a virtual clock."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedecho.core.memory import ClientMemory, Place
+from fedecho.core.types import ClientUpdate, Dispatch, GlobalModel, Joined, Left, Lost, Message
+from fedecho.simulation.events import Event, EventQueue
+from fedecho.simulation.executors.executor import Executor, Job
+from fedecho.simulation.faults import Faults
+from fedecho.simulation.runtimes import ClientRuntimes
+
+
+class VirtualTransport:
+    """A job's result depends on (client, base version, seed) alone, so the executor may compute it whenever it likes.
+
+    Time is drawn, never measured: the schedule is the same for every executor, every machine and every algorithm.
+    """
+
+    def __init__(
+        self,
+        *,
+        executor: Executor,
+        runtimes: ClientRuntimes,
+        num_clients: int,
+        seed: int,
+        faults: Faults | None = None,
+        client_memory: Place = "cpu",
+    ) -> None:
+        self.executor = executor
+        self.runtimes = runtimes
+        self.faults = faults or Faults()
+        self.num_clients = num_clients
+        self.seed = seed
+        self.queue = EventQueue()
+        self.open: dict[int, Dispatch] = {}
+        self._client_memory: Place = client_memory
+        self._controls: ClientMemory | None = None
+        if self.faults.has_spells:
+            for client in range(num_clients):
+                self.queue.put(self.faults.spell(seed, client, 0), Event("leave", client, 0))
+
+    @property
+    def now(self) -> float:
+        return self.queue.now
+
+    def send(self, dispatch: Dispatch) -> None:
+        runtime = self.runtimes.draw(dispatch.client, dispatch.number)
+        drop = self.faults.drop_after(runtime, self.seed, dispatch.number)
+        self.open[dispatch.client] = dispatch
+        if drop is not None:
+            self.queue.put(self.now + drop, Event("drop", dispatch.client, dispatch.number))
+            return
+        due = self.now + runtime
+        self.queue.put(due, Event("finish", dispatch.client, dispatch.number))
+        self._submit(dispatch, due)
+
+    def receive(self) -> Message:
+        while True:
+            message = self._message(self.queue.pop())
+            if message is not None:
+                return message
+
+    def _submit(self, dispatch: Dispatch, due: float) -> None:
+        control = None
+        if self._controls is not None and dispatch.client in self._controls:
+            control = self._controls[dispatch.client]
+        self.executor.submit(Job(dispatch, control), due)
+
+    def _message(self, event: Event) -> Message | None:
+        if event.kind == "join":
+            self.queue.put(self.now + self._spell(event), Event("leave", event.client, event.number + 1))
+            return Joined(event.client)
+        if event.kind == "leave":
+            self.queue.put(self.now + self._spell(event), Event("join", event.client, event.number + 1))
+            self._abandon(event.client)
+            return Left(event.client)
+        dispatch = self.open.get(event.client)
+        if dispatch is None or dispatch.number != event.number:
+            return None  # the client went away before this could happen
+        del self.open[event.client]
+        if event.kind == "drop":
+            return Lost(event.client, "client dropped out")
+        return self._remember(self.executor.result(dispatch.number))
+
+    def _spell(self, event: Event) -> float:
+        return self.faults.spell(self.seed, event.client, event.number + 1)
+
+    def _abandon(self, client: int) -> None:
+        dispatch = self.open.pop(client, None)
+        if dispatch is not None:
+            self.executor.cancel(dispatch.number)
+
+    def _remember(self, update: ClientUpdate) -> ClientUpdate:
+        """The client's own memory between jobs: c_i <- c_i + dc_i."""
+        if update.correction is not None:
+            if self._controls is None:
+                self._controls = ClientMemory(self.num_clients, update.correction, self._client_memory)
+            self._controls[update.client] = self._controls[update.client] + update.correction
+        return update
+
+    def snapshot(self) -> dict[str, Any]:
+        at_work = {client: [d.number, d.model.version, d.seed] for client, d in self.open.items()}
+        controls = None if self._controls is None else self._controls.to_tree()
+        return {"queue": self.queue.to_tree(), "open": at_work, "controls": controls}
+
+    def restore(self, tree: Mapping[str, Any], models: Mapping[int, GlobalModel]) -> None:
+        """Become the transport of a snapshot; what was being computed is computed again, to the same bytes."""
+        self.queue.from_tree(tree["queue"])
+        if tree["controls"] is not None:
+            like = next(iter(models.values())).weights.params
+            self._controls = ClientMemory(self.num_clients, like, self._client_memory).from_tree(tree["controls"])
+        self.open = {
+            client: Dispatch(number, client, models[version], seed) for client, (number, version, seed) in tree["open"].items()
+        }
+        for due, _, event in self.queue.entries():
+            dispatch = self.open.get(event.client)
+            if event.kind == "finish" and dispatch is not None and dispatch.number == event.number:
+                self._submit(dispatch, due)

@@ -1,0 +1,78 @@
+"""Handwritten digits, embedded: small enough for a laptop, real enough to show what stragglers do."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fedecho.core.rng import numpy_rng
+from fedecho.data.digits import Digits, read_digits
+from fedecho.data.partition import DirichletPartitioner, Partitioner
+from fedecho.models.small_cnn import small_cnn
+from fedecho.tasks.classification import seeded, top1
+
+
+@dataclass(frozen=True, kw_only=True)
+class DigitsTask:
+    """UCI digits over ``num_clients``; ``num_unlabeled`` of the 1,437 training images are held out as U, without labels."""
+
+    num_clients: int = 20
+    num_unlabeled: int = 300
+    partition: Partitioner = field(default_factory=lambda: DirichletPartitioner(alpha=0.1))
+    width: int = 16
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.num_clients < 1:
+            raise ValueError(f"num_clients must be at least 1, got {self.num_clients}")
+        if not 0 <= self.num_unlabeled <= 1000:
+            raise ValueError(f"num_unlabeled must be between 0 and 1000, got {self.num_unlabeled}")
+        if self.width < 1:
+            raise ValueError(f"width must be at least 1, got {self.width}")
+
+    def network(self, seed: int) -> nn.Module:
+        return seeded(seed, lambda: small_cnn(width=self.width))
+
+    def num_examples(self, client: int) -> int:
+        return len(self._clients[client].labels)
+
+    def batch(self, client: int, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        mine = self._clients[client]
+        return mine.images[rows], mine.labels[rows]
+
+    def loss(self, module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        images, labels = batch
+        return cross_entropy(module(images), labels)
+
+    def logits(self, module: nn.Module, rows: Tensor) -> Tensor:
+        logits: Tensor = module(self._unlabeled[rows])
+        return logits
+
+    def evaluate(self, module: nn.Module) -> Mapping[str, float]:
+        return top1(module, self._test.images, self._test.labels)
+
+    @cached_property
+    def _split(self) -> tuple[Digits, Digits, Digits]:
+        """(labelled training images, U, test images); which ones are held out moves with the seed."""
+        train, test = read_digits()
+        order = torch.from_numpy(numpy_rng(self.seed, "unlabeled").permutation(len(train.labels)))
+        held, kept = order[: self.num_unlabeled], order[self.num_unlabeled :]
+        return Digits(train.images[kept], train.labels[kept]), Digits(train.images[held], train.labels[held]), test
+
+    @cached_property
+    def _clients(self) -> list[Digits]:
+        train = self._split[0]
+        parts = self.partition.split(train.labels.numpy(), self.num_clients, self.seed)
+        rows = [torch.from_numpy(part) for part in parts]
+        return [Digits(train.images[mine], train.labels[mine]) for mine in rows]
+
+    @property
+    def _unlabeled(self) -> Tensor:
+        return self._split[1].images
+
+    @property
+    def _test(self) -> Digits:
+        return self._split[2]
