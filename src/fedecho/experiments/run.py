@@ -116,7 +116,7 @@ class _Run:
         if self.folder is None:
             self.record = Record.in_memory(runtimes)
         elif resume:
-            self._check_same(read_header(self.folder))
+            check_same(self.folder, self.simulation.experiment)
             self.record = Record.continued(self.folder, runtimes, self._restore(say))
         else:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -135,7 +135,8 @@ class _Run:
         )
         if self.simulation.server.model.version < experiment.num_versions:
             self._save()
-            raise Interrupted(f"stopped at version {self.simulation.server.model.version} of {experiment.num_versions}")
+            how = "" if self.folder is None else f"; go on with: fedecho resume {self.folder}"
+            raise Interrupted(f"stopped at version {self.simulation.server.model.version} of {experiment.num_versions}{how}")
         return self._result()
 
     def _moment(self, moment: Moment) -> bool:
@@ -195,13 +196,6 @@ class _Run:
         self.real_before, self.num_moments = tree["real_s"], tree["num_moments"]
         return int(tree["position"])
 
-    def _check_same(self, header: Line) -> None:
-        if header["config"] is None or self.config is None:
-            return
-        found = differences(self.config, header["config"])
-        if found:
-            raise ConfigError(f"{self.folder} holds a run of another configuration: {'; '.join(found[:3])}")
-
     @property
     def _fingerprint(self) -> str:
         return "" if self.config is None else fingerprint(self.config)
@@ -251,6 +245,14 @@ class _Every(dict[Any, Any]):
         return self._template
 
 
+def check_same(folder: Path, experiment: Experiment) -> None:
+    """Is the run in ``folder`` one of this experiment? A user's own parts cannot be compared and are trusted."""
+    ours, theirs = _config_of(experiment), read_header(folder)["config"]
+    found = differences(ours, theirs) if ours is not None and theirs is not None else []
+    if found:
+        raise ConfigError(f"{folder} holds a run of another configuration: {'; '.join(found[:3])}")
+
+
 def is_finished(folder: Path) -> bool:
     return (folder / SUMMARY).is_file()
 
@@ -283,6 +285,7 @@ def _header(simulation: Simulation, config: Line | None, execution: Line) -> Lin
         "name": simulation.experiment.name,
         "config": config,
         "seed": simulation.experiment.seed,
+        "num_versions": simulation.experiment.num_versions,
         "execution": execution,
         "software": {
             "fedecho": version("fedecho"),
@@ -290,7 +293,7 @@ def _header(simulation: Simulation, config: Line | None, execution: Line) -> Lin
             "torch": torch.__version__,
             "platform": platform.platform(),
         },
-        "command": " ".join(sys.argv),
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "num_params": simulation.network.layout.num_params,
         "num_unlabeled": task.num_unlabeled,

@@ -1,0 +1,92 @@
+"""Many runs beside each other: one process each, finished ones kept, stopped ones resumed."""
+
+import multiprocessing
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing.queues import Queue
+from pathlib import Path
+from queue import Empty
+from typing import Any
+
+from fedecho.core.drive import Moment
+from fedecho.experiments.experiment import Experiment
+from fedecho.experiments.record import RECORD
+from fedecho.experiments.run import Interrupted, check_same, is_finished, simulate
+from fedecho.experiments.state import RunState
+from fedecho.experiments.summary import Summary
+
+See = Callable[[str, RunState], None]
+NEWS_EVERY_S = 0.2
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One run of a comparison."""
+
+    label: str
+    experiment: Experiment
+    folder: Path
+
+
+def run_all(plan: list[Planned], *, jobs: int, see: See) -> list[Summary]:
+    """Run what is missing, ``jobs`` at a time, and give all summaries. ``see`` is told how each run stands."""
+    for planned in plan:
+        if (planned.folder / RECORD).exists():
+            check_same(planned.folder, planned.experiment)
+    missing = [planned for planned in plan if not is_finished(planned.folder)]
+    if missing:
+        _run_missing(missing, jobs, see)
+    return [Summary.read(planned.folder) for planned in plan]
+
+
+def _run_missing(missing: list[Planned], jobs: int, see: See) -> None:
+    context = multiprocessing.get_context("spawn")
+    news: Queue[Any] = context.Queue()
+    with ProcessPoolExecutor(min(jobs, len(missing)), context, initializer=_listen, initargs=(news,)) as pool:
+        futures = [pool.submit(_run_one, planned) for planned in missing]
+        try:
+            _follow(futures, news, see)
+            for future in futures:
+                future.result()
+        except (KeyboardInterrupt, BrokenProcessPool, Interrupted):
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise Interrupted("stopped; the same command goes on where it was") from None
+
+
+def _follow(futures: list[Future[None]], news: "Queue[Any]", see: See) -> None:
+    """Pass the news on until all runs are done or one has failed."""
+    while True:
+        failed = any(future.done() and not future.cancelled() and future.exception() for future in futures)
+        done = all(future.done() for future in futures)
+        try:
+            while True:
+                see(*news.get(timeout=0.05 if done or failed else 0.2))
+        except Empty:
+            if done or failed:
+                return
+
+
+_news: "Queue[Any] | None" = None
+
+
+def _listen(news: "Queue[Any]") -> None:
+    """In a worker: where to send its news."""
+    global _news
+    _news = news
+
+
+def _run_one(planned: Planned) -> None:
+    state, told = RunState(planned.experiment.num_versions), 0.0
+
+    def watch(moment: Moment, scores: dict[str, float] | None) -> None:
+        nonlocal told
+        state.see(moment, scores)
+        now = time.monotonic()
+        if _news is not None and (now - told > NEWS_EVERY_S or state.version == state.num_versions):
+            told = now
+            _news.put((planned.label, state))
+
+    simulate(planned.experiment, out=planned.folder, resume=(planned.folder / RECORD).exists(), watch=watch)

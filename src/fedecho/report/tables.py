@@ -1,0 +1,38 @@
+"""Tables of finished runs."""
+
+from collections.abc import Iterable
+from statistics import fmean, stdev
+
+from rich.table import Table
+
+from fedecho.experiments.summary import Summary
+
+
+def percent(values: list[float]) -> str:
+    """Mean and sample deviation over seeds, in percent."""
+    mean = f"{100 * fmean(values):.1f}"
+    return f"{mean} ± {100 * stdev(values):.1f}" if len(values) > 1 else mean
+
+
+def comparison(summaries: Iterable[Summary], title: str) -> Table:
+    """One row per method: accuracies over seeds, staleness, virtual and real time."""
+    table = Table(
+        title=title, title_justify="left", caption_justify="left", caption="accuracy in %, mean ± deviation over seeds"
+    )
+    for heading in ("method", "seeds", "last 10 evaluations", "final", "best", "mean staleness", "virtual h", "real s a run"):
+        table.add_column(heading, justify="left" if heading == "method" else "right")
+    grouped: dict[str, list[Summary]] = {}
+    for summary in summaries:
+        grouped.setdefault(summary.algorithm, []).append(summary)
+    for algorithm, runs in grouped.items():
+        table.add_row(
+            algorithm,
+            str(len(runs)),
+            percent([run.last10_accuracy for run in runs]),
+            percent([run.final_accuracy for run in runs]),
+            percent([run.best_accuracy for run in runs]),
+            f"{fmean(run.mean_staleness for run in runs):.1f}",
+            f"{fmean(run.virtual_s for run in runs) / 3600:.2f}",
+            f"{fmean(run.real_s for run in runs):.1f}",
+        )
+    return table
