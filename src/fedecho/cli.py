@@ -18,7 +18,7 @@ from fedecho.experiments.config import ConfigError, load
 from fedecho.experiments.experiment import Experiment
 from fedecho.experiments.recipes import RECIPES
 from fedecho.experiments.record import RECORD, read_header
-from fedecho.experiments.run import Interrupted, is_finished, simulate
+from fedecho.experiments.run import CHECKPOINT_S, Interrupted, is_finished, simulate
 from fedecho.experiments.run import resume as resume_run
 from fedecho.experiments.state import RunState
 from fedecho.report.progress import LiveProgress
@@ -41,6 +41,7 @@ Settings = Annotated[
 ]
 ExecutorOption = Annotated[str, typer.Option("--executor", help="Where clients train: serial or pool. No result changes.")]
 WorkersOption = Annotated[int, typer.Option("--workers", help="Processes of the pool.")]
+CheckpointEvery = Annotated[float, typer.Option("--checkpoint-every", metavar="SECONDS", help="Real time between checkpoints.")]
 Versions = Annotated[int | None, typer.Option("--versions", help="How many global versions to make.")]
 
 
@@ -68,6 +69,7 @@ def run(
     settings: Settings = None,
     executor: ExecutorOption = "serial",
     workers: WorkersOption = 2,
+    checkpoint_every: CheckpointEvery = CHECKPOINT_S,
     folder: Annotated[Path | None, typer.Option("--out", help="The run's folder; must not hold a run yet.")] = None,
 ) -> None:
     """Run one experiment and record it in a folder."""
@@ -76,7 +78,7 @@ def run(
         _check_executor(executor, workers)
         target = folder or _free_folder(experiment, algorithm)
         _usable(target)
-        _finish(target, experiment, executor=executor, workers=workers)
+        _finish(target, experiment, executor=executor, workers=workers, checkpoint_s=checkpoint_every)
 
 
 @app.command()
@@ -84,6 +86,7 @@ def resume(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run that was stopped.")],
     executor: ExecutorOption = "serial",
     workers: WorkersOption = 2,
+    checkpoint_every: CheckpointEvery = CHECKPOINT_S,
 ) -> None:
     """Go on with a run that was stopped or killed; the result is what it would have been."""
     with _friendly():
@@ -92,7 +95,7 @@ def resume(
         if is_finished(folder):
             out.print(f"{folder} is finished already")
             return
-        _finish(folder, None, executor=executor, workers=workers)
+        _finish(folder, None, executor=executor, workers=workers, checkpoint_s=checkpoint_every)
 
 
 @app.command()

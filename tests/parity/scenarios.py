@@ -1,6 +1,7 @@
 """Arrivals and small models that the tests of this folder feed to the package and to the oracle alike."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,7 +10,7 @@ import oracle
 import torch
 from torch import Tensor, nn
 
-from fedecho.core.layout import Layout
+from fedecho.core.layout import BoundNetwork, Layout
 from fedecho.core.types import Arrival, ClientUpdate, GlobalModel, Weights
 from fedecho.distill.distiller import Distiller
 from fedecho.distill.student import Student
@@ -17,6 +18,17 @@ from fedecho.distill.student import Student
 NUM_CLIENTS, BUFFER_SIZE, NUM_VERSIONS = 6, 4, 50
 CLASSES, FEATURES, NUM_UNLABELED = 3, 4, 23
 NUM_PARAMS = CLASSES * FEATURES + CLASSES
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Sharing a multiplication of 5 x 4 numbers between threads takes seconds when the machine is busy with something else."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def single(values: np.ndarray) -> np.ndarray:
@@ -63,6 +75,7 @@ def update_of(sent: oracle.Sent, dtype: torch.dtype = torch.float64) -> ClientUp
     return ClientUpdate(sent.client, sent.base, delta, buffers, num_examples=1, num_steps=1, correction=correction)
 
 
+@one_thread()
 def play(
     algorithm: Any, first: oracle.Model, rounds: Sequence[Sequence[oracle.Sent]], dtype: torch.dtype = torch.float64
 ) -> list[GlobalModel]:
@@ -109,16 +122,19 @@ def unlabeled(seed: int = 0) -> np.ndarray:
     return single(0.5 * np.random.default_rng(seed + 2).normal(size=(NUM_UNLABELED, FEATURES)))
 
 
-def linear_student(inputs: np.ndarray, dtype: torch.dtype = torch.float64) -> Student:
-    """A student in the given precision: the layout makes its vectors in torch's default one."""
+def bound(make: Callable[[], nn.Module], dtype: torch.dtype = torch.float64) -> BoundNetwork:
+    """A network in the given precision: modules and layouts make their tensors in torch's default one."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        module = ShiftedLinear()
-        network = Layout.of(module).bind(module)
+        module = make()
+        return Layout.of(module).bind(module)
     finally:
         torch.set_default_dtype(before)
-    rows_of_u = tensor(inputs, dtype)
+
+
+def linear_student(inputs: np.ndarray, dtype: torch.dtype = torch.float64) -> Student:
+    network, rows_of_u = bound(ShiftedLinear, dtype), tensor(inputs, dtype)
     # A chunk that does not divide |U|, so that inference is put together from unequal pieces.
     return Student(network, lambda net, rows: net(rows_of_u[rows]), len(inputs), chunk=7)
 

@@ -52,6 +52,7 @@ def test_alpha_is_at_its_ends_for_uniform_and_one_hot_teachers(classes: int, dty
 
 @given(LOGITS, LOGITS, st.tuples(st.floats(0, 1), st.floats(0, 1)).map(sorted))
 @settings(max_examples=30, deadline=None)
+@scenarios.one_thread()
 def test_gradient_identity(student: np.ndarray, teacher: np.ndarray, alphas: list[float]) -> None:
     """dL/dz = [softmax(z) - (alpha p + (1 - alpha) onehot)] / |B|: alpha only sharpens the target."""
     z, y = torch.from_numpy(student).requires_grad_(), torch.from_numpy(teacher).requires_grad_()
@@ -64,6 +65,7 @@ def test_gradient_identity(student: np.ndarray, teacher: np.ndarray, alphas: lis
     assert y.grad is None, "the teacher, H and alpha are constants"
 
 
+@scenarios.one_thread()
 def test_distillation_gradient_is_a_difference_of_gradients() -> None:
     """The paper's appendix: grad f(x | x_1 ... x_N) = grad f(x) - mean_i grad f(x_i), for a mean of probabilities and alpha = 1.
 
@@ -133,6 +135,7 @@ def echo_over(module: nn.Module, inputs: Tensor, **distiller: Any) -> FedEcho[An
     return FedEcho(inner=FedBuff(buffer_size=2), distiller=scenarios.Recording(**distiller), student=student)
 
 
+@scenarios.one_thread()
 def test_teacher_is_the_clients_real_final_model() -> None:
     """With its own statistics, in eval mode, and from the version it started at, though the global model has moved on."""
     start, current, inputs = batch_norm_network(), locally_trained(batch_norm_network(), 9), normal(ROWS, FEATURES).float()
@@ -167,6 +170,7 @@ def plain_loop(student: nn.Module, teacher: Tensor, inputs: Tensor, batches: lis
 
 
 @pytest.mark.parametrize("nu", [0.2, 5.0])
+@scenarios.one_thread()
 def test_step_with_batch_norm_is_an_ordinary_training_loop(nu: float) -> None:
     """The inner step, then a student in train mode, whose running statistics go on from the clients' mean."""
     start, inputs = batch_norm_network(), normal(40, FEATURES).float()

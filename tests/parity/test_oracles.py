@@ -178,6 +178,7 @@ class Clockwork:
         return scenarios.update_of(scenarios.draw_sent(rng, dispatch.client, dispatch.model.version), torch.float32)
 
 
+@scenarios.one_thread()
 def simulate(algorithm: Any, runtimes: list[float], concurrency: int, num_versions: int) -> tuple[list[GlobalModel], list[Any]]:
     models = [scenarios.published(scenarios.first_model(), torch.float32)]
     server = Server(algorithm=algorithm, model=models[0], num_clients=N, concurrency=concurrency, seed=7)

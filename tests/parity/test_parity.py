@@ -150,6 +150,7 @@ class ScriptedTransport:
 
 
 @pytest.mark.parametrize("name", [*METHODS, "echo"])
+@scenarios.one_thread()
 def test_server_matches_oracle(name: str) -> None:
     """The real server and loop in between: what the server hands on as base, current and staleness is then tested too."""
     algorithm, step = (make() for make in METHODS[name]) if name in METHODS else echo_pair("paper")

@@ -1,6 +1,5 @@
 """A run from its first dispatch to its summary, and on again after it was stopped."""
 
-import json
 import platform
 import signal
 import sys
@@ -227,8 +226,8 @@ class _Run:
         )
         if self.folder is not None:
             self._save()
-            metadata = {"format": "pt", "fedecho": json.dumps({"version": server.model.version, "name": experiment.name})}
-            write_atomically(self.folder / MODEL, save(named, metadata))
+            # One entry: safetensors writes several in an order that changes from process to process.
+            write_atomically(self.folder / MODEL, save(named, {"format": "pt"}))
             summary.write(self.folder)
         evaluations = [line for line in lines if line["event"] == "evaluation"]
         return Result(summary, evaluations, weights, named, self.folder)

@@ -1,0 +1,144 @@
+"""What the simulator costs beside a bare training loop that does the same SGD steps and nothing else.
+
+    python -m benchmarks.overhead            all three tables
+    python -m benchmarks.overhead serial     only one of: serial, pool, bank
+
+Runs alternate (bare, ours, bare, ours, ...) and the medians are compared, so that a busy machine hurts both alike.
+"""
+
+import multiprocessing
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from fedecho import DigitsTask, Experiment, load, simulate
+from fedecho.core.rng import derive, torch_rng
+from fedecho.distill import Bank
+from fedecho.experiments.record import read_record
+
+Jobs = list[tuple[int, int]]
+"""(client, seed) of every job that a run trains."""
+
+
+def jobs_of(experiment: Experiment) -> Jobs:
+    """Read off a recorded run: what was trained is what arrived."""
+    with tempfile.TemporaryDirectory() as folder:
+        simulate(experiment, out=folder)
+        lines = [line for line in read_record(Path(folder)) if line.get("status") == "accepted"]
+    return [(line["client"], derive(experiment.seed, "job", line["dispatch"])) for line in lines]
+
+
+def bare_loop(experiment: Experiment, jobs: Jobs) -> None:
+    """Plain PyTorch: a module, torch.optim.SGD, the same batches."""
+    task, local = experiment.task, experiment.local
+    module = task.network(0).train()
+    optimizer = torch.optim.SGD(module.parameters(), lr=local.client_lr, weight_decay=local.weight_decay)
+    for client, seed in jobs:
+        _bare_job(task, module, optimizer, client, seed, local.epochs, local.batch_size)
+
+
+def _bare_job(
+    task: DigitsTask, module: nn.Module, optimizer: torch.optim.SGD, client: int, seed: int, epochs: int, batch_size: int
+) -> None:
+    generator = torch_rng(seed, "shuffle")
+    for _ in range(epochs):
+        for rows in torch.randperm(task.num_examples(client), generator=generator).split(batch_size):
+            images, labels = task.batch(client, rows, generator)
+            loss = cross_entropy(module(images), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+
+def seconds(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def recorded(experiment: Experiment, **options: object) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        simulate(experiment, out=folder, **options)
+
+
+def serial_table(repeats: int = 5) -> None:
+    experiment = load("digits", algorithm="fedbuff")
+    jobs = jobs_of(experiment)
+    bare_loop(experiment, jobs)
+    times = [(seconds(lambda: bare_loop(experiment, jobs)), seconds(lambda: recorded(experiment))) for _ in range(repeats)]
+    bare, ours = median(time[0] for time in times), median(time[1] for time in times)
+    print(f"serial: digits, FedBuff, {len(jobs)} jobs, evaluated every {experiment.eval_every} versions, recorded to disk")
+    print(f"  bare loop {bare:.2f} s, simulation {ours:.2f} s: ratio {ours / bare:.3f} (at most 1.10)")
+
+
+def _half(arguments: tuple[Experiment, Jobs]) -> None:
+    torch.set_num_threads(1)
+    bare_loop(*arguments)
+
+
+def pool_table(repeats: int = 3, width: int = 64) -> None:
+    """Start-up of the workers is left out of neither side: both pools of processes are started inside the timed part."""
+    experiment = load("digits", algorithm="fedbuff", settings=[f"task.width={width}", "local.batch_size=32"])
+    jobs = jobs_of(experiment)
+    context = multiprocessing.get_context("spawn")
+
+    def two_bare() -> None:
+        with context.Pool(2) as pool:
+            pool.map(_half, [(experiment, jobs[::2]), (experiment, jobs[1::2])], chunksize=1)
+
+    times = [
+        (
+            seconds(lambda: bare_loop(experiment, jobs)),
+            seconds(two_bare),
+            seconds(lambda: recorded(experiment)),
+            seconds(lambda: recorded(experiment, executor="pool", workers=2)),
+        )
+        for _ in range(repeats)
+    ]
+    bare, bare2, serial, pool = (median(column) for column in zip(*times, strict=True))
+    size = sum(p.numel() for p in experiment.task.network(0).parameters())
+    print(f"pool: the same with a CNN of {size:,} parameters, batch 32, 2 workers (their start included)")
+    print(f"  bare loop {bare:.1f} s, in two processes {bare2:.1f} s: {bare / bare2:.2f} times as fast")
+    print(f"  serial {serial:.1f} s, pool {pool:.1f} s: {serial / pool:.2f} times as fast (at least 1.4)")
+
+
+def bank_table(arrivals: int = 2000, num_unlabeled: int = 2000, num_classes: int = 10) -> None:
+    """Time per arrival of the running mean: every client's logits are replaced and the teacher is asked for."""
+    logits = [torch.randn(num_unlabeled, num_classes) for _ in range(8)]
+
+    def per_arrival(num_clients: int) -> float:
+        bank = Bank(num_unlabeled, num_classes, torch.device("cpu"))
+        for client in range(num_clients):
+            bank.put(client, logits[client % 8], 0)
+
+        def work() -> None:
+            for number in range(arrivals):
+                bank.put(derive(0, number) % num_clients, logits[number % 8], number)
+                bank.teacher()
+
+        return seconds(work) / arrivals
+
+    pairs = [(per_arrival(100), per_arrival(10_000)) for _ in range(5)]
+    few, many = median(pair[0] for pair in pairs), median(pair[1] for pair in pairs)
+    print(f"bank: {num_unlabeled} x {num_classes} logits, one arrival and one teacher mean")
+    print(f"  N = 100 {1e6 * few:.0f} us, N = 10,000 {1e6 * many:.0f} us: ratio {many / few:.2f} (within 1.2)")
+
+
+TABLES = {"serial": serial_table, "pool": pool_table, "bank": bank_table}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    for name in sys.argv[1:] or TABLES:
+        TABLES[name]()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""The commands as a user types them."""
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from fedecho import ALGORITHMS, RECIPES, load
+from fedecho.cli import app
+from fedecho.experiments.record import read_record
+from fedecho.experiments.run import simulate
+
+SHORT = ["--set", "local.num_local_steps=1", "--set", "task.width=1", "--set", "task.num_unlabeled=20"]
+
+
+def fedecho(*words: str) -> str:
+    result = CliRunner().invoke(app, list(words))
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_list_names_everything() -> None:
+    said = fedecho("list")
+    for name in [*ALGORITHMS, *RECIPES, "large", "mild"]:
+        assert name in said
+
+
+def test_run_writes_a_record_a_summary_and_a_model(tmp_path: Path) -> None:
+    said = fedecho("run", "digits", "--versions", "6", "--seed", "4", *SHORT)
+    folder = tmp_path / "runs" / "digits-fedecho-seed4"
+    assert str(folder.relative_to(tmp_path)) in said
+    lines = list(read_record(folder))
+    header = lines[0]
+    assert header["config"]["seed"] == header["config"]["task"]["seed"] == header["config"]["algorithm"]["seed"] == 4
+    assert {"fedecho", "python", "torch"} <= set(header["software"])
+    events = [line["event"] for line in lines]
+    assert (events.count("arrival"), events.count("version"), events.count("evaluation")) == (18, 6, 3)
+    summary = json.loads((folder / "summary.json").read_text())
+    accuracies = [line["accuracy"] for line in lines if line["event"] == "evaluation"]
+    assert summary["final_accuracy"] == accuracies[-1]
+    assert summary["best_accuracy"] == max(accuracies)
+    assert summary["last10_accuracy"] == pytest.approx(sum(accuracies) / 3)
+    assert summary["bank_bytes"] > 0
+    assert summary["peak_versions_alive"] >= 2
+    load("digits", settings=["task.width=1"]).task.network(0).load_state_dict(load_file(folder / "model.safetensors"))
+
+
+def test_the_saved_model_scores_what_the_summary_says(tmp_path: Path) -> None:
+    experiment = load("digits", versions=10, algorithm="fedbuff")
+    result = simulate(experiment, out=tmp_path / "run")
+    module = experiment.task.network(0)
+    module.load_state_dict(load_file(tmp_path / "run" / "model.safetensors"))
+    assert experiment.task.evaluate(module.eval())["accuracy"] == result.summary.final_accuracy
+
+
+def test_a_second_run_of_the_same_gets_a_folder_of_its_own(tmp_path: Path) -> None:
+    for _ in range(2):
+        fedecho("run", "digits", "--algorithm", "fedbuff", "--versions", "1", *SHORT)
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["digits-fedbuff-seed0", "digits-fedbuff-seed0-2"]
+
+
+def test_compare_ends_in_a_table_and_keeps_what_is_finished(tmp_path: Path) -> None:
+    words = [
+        "compare",
+        "digits",
+        "--algorithms",
+        "fedbuff,fedecho",
+        "--seeds",
+        "0,1",
+        "--versions",
+        "3",
+        "--out",
+        "both",
+        *SHORT,
+    ]
+    first = fedecho(*words)
+    assert "fedbuff" in first
+    assert "fedecho" in first
+    stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "both").rglob("summary.json")}
+    assert len(stamps) == 4
+    assert fedecho(*words) == first
+    assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
+
+
+def test_a_file_may_start_from_a_recipe(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text('recipe = "digits"\nseed = 2\n[algorithm]\nname = "fadas"\nserver_lr = 0.5\n')
+    experiment = load("mine.toml")
+    assert (experiment.algorithm.server_lr, experiment.algorithm.buffer_size, experiment.seed) == (0.5, 3, 2)
+    other = load("mine.toml", algorithm="ca2fl", settings=["local.batch_size=7"])
+    assert (other.algorithm.num_clients, other.local.batch_size, other.task.seed) == (20, 7, 2)

@@ -1,0 +1,122 @@
+"""Same seed, same bytes: whatever the executor, the number of workers, and however often the run was killed."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fedecho import ALGORITHMS, load, simulate
+from fedecho.experiments.record import read_record
+from fedecho.experiments.summary import Summary
+
+SETTINGS = ["--versions", "40", "--set", "task.width=4"]
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "fedecho.cli", *words]
+
+
+def fedecho(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*words), capture_output=True, text=True, timeout=300, check=False)
+
+
+def digests(folder: Path) -> tuple[str, str]:
+    summary = Summary.read(folder)
+    return summary.model_sha256, summary.arrivals_sha256
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("reference") / "run"
+    done = fedecho("run", "digits", *SETTINGS, "--out", str(folder))
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_pool_gives_the_bytes_of_serial(reference: Path, workers: str, tmp_path: Path) -> None:
+    done = fedecho("run", "digits", *SETTINGS, "--executor", "pool", "--workers", workers, "--out", str(tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
+    assert digests(tmp_path / "run") == digests(reference)
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == (reference / "model.safetensors").read_bytes()
+
+
+def kill_when(process: subprocess.Popen[bytes], record: Path, size: int) -> bool:
+    """SIGKILL once the record has grown past ``size`` bytes; False if the run was over before."""
+    while process.poll() is None:
+        if record.exists() and record.stat().st_size > size:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            return True
+        time.sleep(0.005)
+    return False
+
+
+def test_a_run_killed_at_five_random_moments_gives_the_same_bytes(reference: Path, tmp_path: Path) -> None:
+    folder, dice = tmp_path / "run", random.Random(7)
+    record = folder / "run.jsonl"
+    whole = (reference / "run.jsonl").stat().st_size
+    moments = sorted(dice.uniform(0.02, 0.95) for _ in range(5))
+    words = ["run", "digits", *SETTINGS, "--checkpoint-every", "0.02", "--out", str(folder)]
+    killed = 0
+    for moment in moments:
+        process = subprocess.Popen(command(*words), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        killed += kill_when(process, record, int(moment * whole))
+        words = ["resume", str(folder), "--checkpoint-every", "0.02"]
+    assert killed == 5
+    done = fedecho("resume", str(folder))
+    assert done.returncode == 0, done.stderr
+    assert digests(folder) == digests(reference)
+
+
+def test_ctrl_c_leaves_a_resumable_run(reference: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = subprocess.Popen(
+        command("run", "digits", *SETTINGS, "--out", str(folder)), stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    while not (folder / "run.jsonl").exists() or (folder / "run.jsonl").stat().st_size < 5000:
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert f"fedecho resume {folder}" in said
+    assert "Traceback" not in said
+    assert not (folder / "summary.json").exists()
+    assert fedecho("resume", str(folder)).returncode == 0
+    assert digests(folder) == digests(reference)
+
+
+def test_all_methods_at_one_seed_have_the_same_schedule(tmp_path: Path) -> None:
+    """But for FedAvg, which waits, and FedAsync, whose every arrival is a version."""
+    schedules = {}
+    for name in ALGORITHMS:
+        settings = ["task.width=1", "local.num_local_steps=1", "task.num_unlabeled=20"]
+        simulate(load("digits", algorithm=name, versions=20, settings=settings), out=tmp_path / name)
+        lines = [line for line in read_record(tmp_path / name) if line["event"] == "arrival"]
+        schedules[name] = [(line["time"], line["client"], line["base"]) for line in lines]
+    like = schedules["fedbuff"]
+    assert len(like) == 60
+    for name in ("ca2fl", "fedac", "fadas", "fedecho"):
+        assert schedules[name] == like, name
+    in_time = [(time, client) for time, client, _ in like]
+    assert [(time, client) for time, client, _ in schedules["fedasync"]] == in_time[:20]
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over(reference: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    words = ["run", "digits", *SETTINGS, "--checkpoint-every", "0.02", "--out", str(folder)]
+    process = subprocess.Popen(command(*words), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    assert kill_when(process, folder / "run.jsonl", (reference / "run.jsonl").stat().st_size // 2)
+    newest = max(folder.glob("checkpoint-*.safetensors"))
+    newest.write_bytes(newest.read_bytes()[:-7] + b"damaged")
+    done = fedecho("resume", str(folder))
+    assert done.returncode == 0, done.stderr
+    assert newest.name in done.stderr
+    assert digests(folder) == digests(reference)
+    assert json.loads((folder / "summary.json").read_text())["num_versions"] == 40
