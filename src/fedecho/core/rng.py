@@ -5,6 +5,8 @@ a parallel run and another algorithm at the same seed all see the same numbers.
 """
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -43,3 +45,11 @@ def numpy_rng(seed: int, *address: Address) -> np.random.Generator:
 def torch_rng(seed: int, *address: Address) -> torch.Generator:
     """A CPU torch generator for many draws at one address."""
     return torch.Generator().manual_seed(derive(seed, *address))
+
+
+@contextmanager
+def global_rng(device: torch.device, seed: int, *address: Address) -> Iterator[None]:
+    """What draws from torch's own generators inside (dropout, initialisation) draws from this address; outside, nothing moves."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(derive(seed, *address))
+        yield

@@ -13,6 +13,7 @@ from fedecho.core.types import Arrival, ClientUpdate, Dispatch, GlobalModel, Joi
 from fedecho.core.versions import Versions
 
 S = TypeVar("S")
+GONE = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,8 @@ class Server(Generic[S]):
         model = GlobalModel(self.model.version + 1, advance.weights, advance.correction)
         self.versions.publish(model)
         for client in self.reported:
-            self.idle.add(client)
+            if client != GONE:
+                self.idle.add(client)
         self.reported.clear()
         return Step(model, advance.metrics)
 
@@ -172,7 +174,7 @@ class Server(Generic[S]):
         receipt = self._lose(Lost(client, "client went away"))
         self.idle.remove(client)
         if client in self.reported:
-            self.reported.remove(client)
+            self.reported[self.reported.index(client)] = GONE  # its update stays in the round, so its slot does too
         return receipt if receipt.status == "lost" else Receipt("left", client)
 
     def snapshot(self) -> dict[str, Any]:

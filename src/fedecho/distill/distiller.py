@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fedecho.core.rng import torch_rng
+from fedecho.core.rng import global_rng, torch_rng
 from fedecho.core.types import Weights
 from fedecho.distill.bank import Average
 from fedecho.distill.loss import clip_factor, distillation_loss
@@ -76,8 +76,13 @@ class Distiller:
         network = student.network
         network.load(weights)
         _prepare(network.module, self.batch_norm)
+        with global_rng(student.device, seed, "module"):
+            adam, seen = self._steps(student, adam, teacher, seed)
+        return adam, network.weights.clone(), _metrics(seen)
+
+    def _steps(self, student: Student, adam: Adam, teacher: Tensor, seed: int) -> tuple[Adam, list[Tensor]]:
+        network, seen = student.network, []
         network.grads.zero_()
-        seen: list[Tensor] = []
         for rows in self._batches(student, seed):
             parts = distillation_loss(student.logits(network.module, rows), teacher[rows], self.alpha_min, self.alpha_max)
             parts.loss.backward()
@@ -86,7 +91,7 @@ class Distiller:
             network.grads.zero_()
             clipped = (norm > self.clip_norm).float()
             seen.append(torch.stack([parts.loss.detach(), parts.entropy, parts.soft_weight, norm, clipped]))
-        return adam, network.weights.clone(), _metrics(seen)
+        return adam, seen
 
     def _batches(self, student: Student, seed: int) -> list[Tensor]:
         """Q mini-batches of U: shuffled passes, each row once a pass."""

@@ -63,7 +63,7 @@ class Experiment:
     def _check_buffer(self, buffer_size: int) -> None:
         if buffer_size > self.concurrency:
             raise ValueError(
-                f"a buffer_size of {buffer_size} cannot be filled by a concurrency of {self.concurrency}: "
+                f"a buffer_size of {buffer_size} is more than a concurrency of {self.concurrency} can fill at once: "
                 "raise concurrency or lower buffer_size"
             )
         if demands(self.algorithm).synchronous and buffer_size != self.concurrency:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedecho.core.layout import BoundNetwork
-from fedecho.core.rng import torch_rng
+from fedecho.core.rng import global_rng, torch_rng
 from fedecho.core.task import Task
 from fedecho.core.types import ClientUpdate, Dispatch
 from fedecho.learning.local import LocalTraining
@@ -31,16 +31,8 @@ class Trainer:
         shift = _shift(dispatch.model.correction, control)
         step = self._sgd(base.params, shift) if self.local.optimizer == "sgd" else self._adamw(base.params, shift)
         raw = torch.zeros_like(network.grads) if self._wants_raw_mean else None
-        augment, losses = torch_rng(dispatch.seed, "augment"), []
-        network.grads.zero_()
-        for rows in self._batches(num_examples, num_steps, dispatch.seed):
-            loss = self.task.loss(network.module, self.task.batch(dispatch.client, rows, augment))
-            loss.backward()
-            if raw is not None:
-                raw.add_(network.grads, alpha=1 / num_steps)
-            step()
-            network.grads.zero_()
-            losses.append(loss.detach())
+        with global_rng(base.params.device, dispatch.seed, "module"):
+            losses = self._steps(dispatch, num_examples, num_steps, step, raw)
         return ClientUpdate(
             client=dispatch.client,
             base_version=dispatch.model.version,
@@ -51,6 +43,22 @@ class Trainer:
             correction=self._correction(base.params, shift, control, raw, num_steps),
             metrics={"train_loss": float(torch.stack(losses).mean())},
         )
+
+    def _steps(
+        self, dispatch: Dispatch, num_examples: int, num_steps: int, step: Callable[[], None], raw: Tensor | None
+    ) -> list[Tensor]:
+        """K steps; their losses. ``raw`` takes up the mean gradient."""
+        network, augment, losses = self.network, torch_rng(dispatch.seed, "augment"), []
+        network.grads.zero_()
+        for rows in self._batches(num_examples, num_steps, dispatch.seed):
+            loss = self.task.loss(network.module, self.task.batch(dispatch.client, rows, augment))
+            loss.backward()
+            if raw is not None:
+                raw.add_(network.grads, alpha=1 / num_steps)
+            step()
+            network.grads.zero_()
+            losses.append(loss.detach())
+        return losses
 
     def _batches(self, num_examples: int, num_steps: int, seed: int) -> Iterator[Tensor]:
         """Shuffled passes, partial last batches kept, cut after K steps."""

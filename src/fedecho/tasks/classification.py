@@ -6,11 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from fedecho.core.rng import global_rng
+
 
 def seeded(seed: int, make: Callable[[], nn.Module]) -> nn.Module:
     """A module whose initial weights depend on ``seed`` alone; the caller's random state is left as it was."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with global_rng(torch.device("cpu"), seed, "initial weights"):
         return make()
 
 

@@ -1,0 +1,119 @@
+"""One row per client, wherever the rows lie."""
+
+import gc
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedecho.core.memory import ClientMemory, Place
+
+PLACES: tuple[Place, ...] = ("device", "cpu", "file")
+NUM_CLIENTS, SIZE = 4, 3
+writes = st.lists(
+    st.tuples(st.integers(0, NUM_CLIENTS - 1), st.lists(st.floats(-8, 8, width=32), min_size=SIZE, max_size=SIZE)), max_size=12
+)
+
+
+@given(writes)
+@settings(max_examples=50, deadline=None)
+def test_every_place_agrees_with_a_dict(writes: list[tuple[int, list[float]]]) -> None:
+    memories = [ClientMemory(NUM_CLIENTS, torch.zeros(SIZE), place) for place in PLACES]
+    model: dict[int, list[float]] = {}
+    for client, values in writes:
+        model.setdefault(client, values)
+        model[client] = values
+        for memory in memories:
+            memory[client] = torch.tensor(values)
+    for memory in memories:
+        assert len(memory) == len(model)
+        assert list(memory) == list(model)
+        assert memory.num_bytes == 4 * SIZE * len(model)
+        for client in range(NUM_CLIENTS):
+            assert (client in memory) == (client in model)
+            assert memory[client].tolist() == model.get(client, [0.0] * SIZE)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_written_row_is_a_copy(place: Place) -> None:
+    memory, vector = ClientMemory(2, torch.zeros(3), place), torch.ones(3)
+    memory[0] = vector
+    vector.zero_()
+    assert memory[0].tolist() == [1.0, 1.0, 1.0]
+    assert memory[1].tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("source", PLACES)
+@pytest.mark.parametrize("target", PLACES)
+def test_a_tree_is_taken_up_in_any_place(source: Place, target: Place) -> None:
+    memory = ClientMemory(5, torch.zeros(2), source)
+    memory[3] = torch.tensor([1.5, -2.0])
+    memory[1] = torch.tensor([0.25, 8.0])
+    again = ClientMemory(5, torch.zeros(2), target).from_tree(memory.to_tree())
+    assert list(again) == [3, 1]
+    assert [again[client].tolist() for client in range(5)] == [memory[client].tolist() for client in range(5)]
+
+
+def test_only_clients_that_were_heard_are_in_the_tree() -> None:
+    memory = ClientMemory(1000, torch.zeros(2))
+    memory[7] = torch.ones(2)
+    tree = memory.to_tree()
+    assert tree["clients"] == [7]
+    assert [row.tolist() for row in tree["rows"]] == [[1.0, 1.0]]
+
+
+def test_a_mapped_file_has_no_name_even_while_it_is_used(tmp_path: Path) -> None:
+    memory = ClientMemory(3, torch.zeros(1000), "file", str(tmp_path))
+    memory[2] = torch.ones(1000)
+    assert list(tmp_path.iterdir()) == []
+    assert memory[2].sum() == 1000
+    del memory
+    gc.collect()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_mapped_file_lies_where_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    real = tempfile.TemporaryFile
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **options: asked.append(options["dir"]) or real(**options))
+    ClientMemory(2, torch.zeros(3), "file", str(tmp_path))
+    ClientMemory(2, torch.zeros(3), "file")
+    assert asked == [str(tmp_path), None]
+
+
+def test_a_mapped_file_takes_room_only_for_what_was_written(tmp_path: Path) -> None:
+    """8 GB of rows, of which 4 MB are written."""
+    free = shutil.disk_usage(tmp_path).free
+    memory = ClientMemory(2_000, torch.zeros(1_000_000), "file", str(tmp_path))
+    memory[1_999] = torch.ones(1_000_000)
+    assert memory[1_999][-1] == 1.0
+    assert not memory[0].any()
+    assert memory.num_bytes == 4_000_000
+    assert free - shutil.disk_usage(tmp_path).free < 4_000_000_000
+
+
+def test_a_model_without_parameters_needs_no_file() -> None:
+    memory = ClientMemory(2, torch.zeros(0), "file")
+    memory[1] = torch.zeros(0)
+    assert memory[1].shape == (0,)
+    assert memory.num_bytes == 0
+
+
+def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
+    missing = str(tmp_path / "missing")
+    with pytest.raises(ValueError, match=r"memory_dir '.*missing' is not a folder"):
+        ClientMemory(2, torch.zeros(3), "file", missing)
+
+
+def test_an_unknown_place_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"'device', 'cpu' or 'file', got 'disk'"):
+        ClientMemory(2, torch.zeros(3), "disk")  # type: ignore[arg-type]
+
+
+def test_no_clients_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"num_clients must be at least 1, got 0"):
+        ClientMemory(0, torch.zeros(3))
