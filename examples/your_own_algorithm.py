@@ -22,7 +22,7 @@ class State:
 @dataclass(frozen=True, kw_only=True)
 class FedBuffMomentum:
     buffer_size: int = 3
-    momentum: float = 0.5
+    momentum: float = 0.2
 
     def init(self, model: GlobalModel) -> State:
         params, buffers = model.weights.params, model.weights.buffers

@@ -23,7 +23,7 @@ def moons(num: int, share: float, seed: int) -> tuple[Tensor, Tensor]:
 
 class Moons:
     num_clients, num_unlabeled = 12, 200
-    clients = [moons(30, 0.05 if client % 2 else 0.95, client) for client in range(12)]
+    clients = tuple(moons(30, 0.05 if client % 2 else 0.95, client) for client in range(12))
     unlabeled, test = moons(200, 0.5, 100)[0], moons(1000, 0.5, 101)
 
     def network(self, seed: int) -> nn.Module:

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedecho.core.rng import below, derive, numpy_rng, torch_rng, uniform
+from fedecho.core.rng import below, derive, global_rng, numpy_rng, torch_rng, uniform
 
 GOLDEN = [
     (0, (), 7210762507766007076),
@@ -133,3 +133,19 @@ def test_generators_at_one_address_are_equal_and_fresh() -> None:
     assert np.array_equal(numpy_rng(1, "p").random(4), numpy_rng(1, "p").random(4))
     assert torch.equal(torch.rand(4, generator=torch_rng(1, "p")), torch.rand(4, generator=torch_rng(1, "p")))
     assert not np.array_equal(numpy_rng(1, "p").random(4), numpy_rng(1, "q").random(4))
+
+
+def test_torchs_own_generator_draws_from_the_address_inside_and_does_not_move_outside() -> None:
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    with global_rng(torch.device("cpu"), 0, "module"):
+        first = torch.rand(3)
+    assert torch.equal(torch.rand(3), expected)
+    with pytest.raises(RuntimeError, match="in the middle"), global_rng(torch.device("cpu"), 0, "module"):
+        assert torch.equal(torch.rand(3), first)
+        raise RuntimeError("in the middle")
+    torch.manual_seed(1)
+    with global_rng(torch.device("cpu"), 0, "other"):
+        assert not torch.equal(torch.rand(3), first)
+    assert torch.equal(torch.rand(3), expected)

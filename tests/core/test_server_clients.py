@@ -175,11 +175,13 @@ def test_a_client_that_has_reported_and_leaves_keeps_its_place_in_the_round() ->
 
 def test_a_client_that_reported_left_and_joined_is_not_picked_twice_in_a_round() -> None:
     server = synchronous_server(num_clients=2, concurrency=2)
-    first = server.refill()[0]
+    first, second = server.refill()
     server.receive(answer_to(first))
     server.receive(Left(first.client))
     server.receive(Joined(first.client))
     assert server.refill() == []
+    server.receive(Left(second.client))
+    assert server.refill() == [], "the place of the second is free, and the first has had its turn"
 
 
 def test_advancing_publishes_the_next_version_and_keeps_the_old_one_for_those_who_train_from_it() -> None:

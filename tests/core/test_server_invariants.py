@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from small_server import answer, contents, good_update, make_server
 
 from fedecho.algorithms import FedAC, FedAvg, FedBuff
-from fedecho.core.server import Receipt
+from fedecho.core.server import GONE, Receipt
 from fedecho.core.types import Joined, Left, Lost
 
 clients = st.integers(0, 5)
@@ -63,7 +63,9 @@ class Federation(RuleBasedStateMachine):
     @rule(which=st.integers(0, 5), value=st.floats(-2, 2, width=32))
     def answers(self, which: int, value: float) -> None:
         client = sorted(self.server.open)[which % len(self.server.open)]
-        assert self.tell(answer(self.server, client, value)).status == "accepted"
+        receipt = self.tell(answer(self.server, client, value))
+        assert receipt.status == "accepted"
+        assert receipt.staleness == 0 or not self.synchronous
         self.go_on()
 
     @precondition(lambda self: self.server.open)
@@ -106,14 +108,15 @@ class Federation(RuleBasedStateMachine):
     @invariant()
     def every_client_is_in_one_place(self) -> None:
         """At work, idle or waiting for its round to end; or away, which is none of the first two."""
-        idle, busy, reported = self.server.idle.ordered(), set(self.server.open), self.server.reported
+        idle, busy = self.server.idle.ordered(), set(self.server.open)
+        reported = [client for client in self.server.reported if client != GONE]
         assert len(set(idle)) == len(idle)
         assert len(set(reported)) == len(reported)
         assert not set(idle) & busy
         assert not (set(idle) | busy) & set(reported)
         assert not (set(idle) | busy) & self.away
         assert set(idle) | busy | set(reported) | self.away == set(range(self.num_clients))
-        assert self.synchronous or not reported
+        assert self.synchronous or not self.server.reported
 
     @invariant()
     def concurrency_is_kept(self) -> None:

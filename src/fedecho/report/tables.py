@@ -19,7 +19,7 @@ def comparison(summaries: Iterable[Summary], title: str) -> Table:
     table = Table(
         title=title, title_justify="left", caption_justify="left", caption="accuracy in %, mean ± deviation over seeds"
     )
-    for heading in ("method", "seeds", "last 10 evaluations", "final", "best", "mean staleness", "virtual h", "real s a run"):
+    for heading in ("method", "seeds", "last 10", "final", "best", "staleness", "virtual h", "real s"):
         table.add_column(heading, justify="left" if heading == "method" else "right")
     grouped: dict[str, list[Summary]] = {}
     for summary in summaries:
