@@ -12,7 +12,7 @@ from rich.console import Console
 from fedecho.algorithms import ALGORITHMS
 from fedecho.core.checkpoint import CheckpointError
 from fedecho.core.drive import Moment
-from fedecho.experiments.build import EXECUTORS
+from fedecho.experiments.build import Execution
 from fedecho.experiments.compare import Planned, run_all
 from fedecho.experiments.config import ConfigError, load
 from fedecho.experiments.experiment import Experiment
@@ -39,8 +39,12 @@ Source = Annotated[str, typer.Argument(metavar="RECIPE|FILE.toml", help="A recip
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change any value, e.g. local.client_lr=0.1")
 ]
-ExecutorOption = Annotated[str, typer.Option("--executor", help="Where clients train: serial or pool. No result changes.")]
-WorkersOption = Annotated[int, typer.Option("--workers", help="Processes of the pool.")]
+ExecutorOption = Annotated[str, typer.Option("--executor", help="Where clients train: serial, pool or cuda.")]
+WorkersOption = Annotated[
+    int | None, typer.Option("--workers", help="Processes of the pool (2), or clients at once on a GPU (8).")
+]
+PrecisionOption = Annotated[str, typer.Option("--precision", help="On a GPU: bf16 or fp32.")]
+Deterministic = Annotated[bool, typer.Option("--deterministic", help="On a GPU: the same bytes every time, slower.")]
 CheckpointEvery = Annotated[float, typer.Option("--checkpoint-every", metavar="SECONDS", help="Real time between checkpoints.")]
 Versions = Annotated[int | None, typer.Option("--versions", help="How many global versions to make.")]
 
@@ -68,34 +72,38 @@ def run(
     versions: Versions = None,
     settings: Settings = None,
     executor: ExecutorOption = "serial",
-    workers: WorkersOption = 2,
+    workers: WorkersOption = None,
+    precision: PrecisionOption = "bf16",
+    deterministic: Deterministic = False,
     checkpoint_every: CheckpointEvery = CHECKPOINT_S,
     folder: Annotated[Path | None, typer.Option("--out", help="The run's folder; must not hold a run yet.")] = None,
 ) -> None:
     """Run one experiment and record it in a folder."""
     with _friendly():
         experiment = load(source, algorithm=algorithm, seed=seed, versions=versions, settings=settings or ())
-        _check_executor(executor, workers)
+        options = _options(executor, workers, precision, deterministic, checkpoint_every)
         target = folder or _free_folder(experiment, algorithm)
         _usable(target)
-        _finish(target, experiment, executor=executor, workers=workers, checkpoint_s=checkpoint_every)
+        _finish(target, experiment, options)
 
 
 @app.command()
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run that was stopped.")],
     executor: ExecutorOption = "serial",
-    workers: WorkersOption = 2,
+    workers: WorkersOption = None,
+    precision: PrecisionOption = "bf16",
+    deterministic: Deterministic = False,
     checkpoint_every: CheckpointEvery = CHECKPOINT_S,
 ) -> None:
     """Go on with a run that was stopped or killed; the result is what it would have been."""
     with _friendly():
-        _check_executor(executor, workers)
+        options = _options(executor, workers, precision, deterministic, checkpoint_every)
         read_header(folder)
         if is_finished(folder):
             out.print(f"{folder} is finished already")
             return
-        _finish(folder, None, executor=executor, workers=workers, checkpoint_s=checkpoint_every)
+        _finish(folder, None, options)
 
 
 @app.command()
@@ -127,7 +135,7 @@ def compare(
         out.print(f"the runs are in {target}", soft_wrap=True)
 
 
-def _finish(folder: Path, experiment: Experiment | None, **options: Any) -> None:
+def _finish(folder: Path, experiment: Experiment | None, options: dict[str, Any]) -> None:
     """Run, or resume where there is no experiment given, with a progress display; then say what came of it."""
     state = RunState(experiment.num_versions if experiment else read_header(folder)["num_versions"])
 
@@ -137,7 +145,7 @@ def _finish(folder: Path, experiment: Experiment | None, **options: Any) -> None
 
     with LiveProgress(err) as progress:
         if experiment is not None:
-            summary = simulate(experiment, out=folder, watch=watch, **options).summary
+            summary = simulate(experiment, out=folder, watch=watch, say=_say, **options).summary
         else:
             summary = resume_run(folder, watch=watch, say=_say, **options).summary
     out.print(
@@ -183,11 +191,11 @@ def _usable(folder: Path) -> None:
         raise ConfigError(f"cannot write to {nearest}: choose another --out")
 
 
-def _check_executor(executor: str, workers: int) -> None:
-    if executor not in EXECUTORS:
-        raise ConfigError(f"--executor must be one of {', '.join(EXECUTORS)}, got {executor!r}")
-    if workers < 1:
-        raise ConfigError(f"--workers must be at least 1, got {workers}")
+def _options(executor: str, workers: int | None, precision: str, deterministic: bool, checkpoint_s: float) -> dict[str, Any]:
+    """Checked before any work is done."""
+    told: Any = {"executor": executor, "workers": workers, "precision": precision, "deterministic": deterministic}
+    Execution(**told)
+    return {**told, "checkpoint_s": checkpoint_s}
 
 
 def _free_folder(experiment: Experiment, algorithm: str | None) -> Path:

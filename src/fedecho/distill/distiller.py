@@ -4,8 +4,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from fedecho.core.layout import BoundNetwork
 from fedecho.core.rng import global_rng, torch_rng
 from fedecho.core.types import Weights
 from fedecho.distill.bank import Average
@@ -73,25 +74,27 @@ class Distiller:
         """Teach ``weights`` and give back new ones. Nothing is read off the device before the last step is under way."""
         if self.moments == "fresh":
             adam = Adam.fresh(weights.params)
-        network = student.network
-        network.load(weights)
-        _prepare(network.module, self.batch_norm)
         with global_rng(student.device, seed, "module"):
-            adam, seen = self._steps(student, adam, teacher, seed)
-        return adam, network.weights.clone(), _metrics(seen)
+            adam, taught, seen = student.teach(self, adam, weights, teacher, self._batches(student, seed))
+        return adam, taught, _metrics(seen)
 
-    def _steps(self, student: Student, adam: Adam, teacher: Tensor, seed: int) -> tuple[Adam, list[Tensor]]:
-        network, seen = student.network, []
-        network.grads.zero_()
-        for rows in self._batches(student, seed):
-            parts = distillation_loss(student.logits(network.module, rows), teacher[rows], self.alpha_min, self.alpha_max)
-            parts.loss.backward()
-            norm = torch.linalg.vector_norm(network.grads)
-            adam = self._step(adam, network.weights.params, network.grads.mul_(clip_factor(norm, self.clip_norm)))
-            network.grads.zero_()
-            clipped = (norm > self.clip_norm).float()
-            seen.append(torch.stack([parts.loss.detach(), parts.entropy, parts.soft_weight, norm, clipped]))
-        return adam, seen
+    def gradient_of(self, network: BoundNetwork, logits: Tensor, teacher: Tensor) -> Tensor:
+        """One batch's clipped gradient into ``network.grads``; what is worth recording comes back, still on the device."""
+        parts = distillation_loss(logits, teacher, self.alpha_min, self.alpha_max)
+        parts.loss.backward()
+        norm = torch.linalg.vector_norm(network.grads)
+        network.grads.mul_(clip_factor(norm, self.clip_norm))
+        clipped = (norm > self.clip_norm).float()
+        return torch.stack([parts.loss.detach(), parts.entropy, parts.soft_weight, norm, clipped])
+
+    def step(self, adam: Adam, params: Tensor, grad: Tensor) -> Adam:
+        """One Adam step in place."""
+        count = adam.num_steps + 1
+        adam.first.lerp_(grad, 1 - self.beta1)
+        adam.second.mul_(self.beta2).addcmul_(grad, grad, value=1 - self.beta2)
+        scale = (adam.second / (1 - self.beta2**count)).sqrt_().add_(self.eps)
+        params.addcdiv_(adam.first, scale, value=-self.distill_lr / (1 - self.beta1**count))
+        return replace(adam, num_steps=count)
 
     def _batches(self, student: Student, seed: int) -> list[Tensor]:
         """Q mini-batches of U: shuffled passes, each row once a pass."""
@@ -102,27 +105,11 @@ class Distiller:
             batches += order.to(student.device).split(self.batch_size)
         return batches[:wanted]
 
-    def _step(self, adam: Adam, params: Tensor, grad: Tensor) -> Adam:
-        step = adam.num_steps + 1
-        adam.first.lerp_(grad, 1 - self.beta1)
-        adam.second.mul_(self.beta2).addcmul_(grad, grad, value=1 - self.beta2)
-        scale = (adam.second / (1 - self.beta2**step)).sqrt_().add_(self.eps)
-        params.addcdiv_(adam.first, scale, value=-self.distill_lr / (1 - self.beta1**step))
-        return replace(adam, num_steps=step)
 
-
-def _prepare(module: nn.Module, batch_norm: str) -> None:
-    module.train()
-    if batch_norm == "frozen":
-        for layer in module.modules():
-            if isinstance(layer, nn.modules.batchnorm._BatchNorm):
-                layer.eval()
-
-
-def _metrics(seen: list[Tensor]) -> dict[str, float]:
-    if not seen:
+def _metrics(seen: Tensor) -> dict[str, float]:
+    if not len(seen):
         return {}
-    loss, entropy, alpha, norm, clipped = torch.stack(seen).mean(dim=0).tolist()
+    loss, entropy, alpha, norm, clipped = seen.mean(dim=0).tolist()
     return {
         "distillation_loss": loss,
         "teacher_entropy": entropy,

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
@@ -9,6 +10,9 @@ from torch import Tensor, nn
 
 from fedecho.core.layout import BoundNetwork
 from fedecho.core.types import Weights
+
+if TYPE_CHECKING:
+    from fedecho.distill.distiller import Adam, Distiller
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,29 @@ class Student:
             rows = torch.arange(self.num_unlabeled, device=self.device)
             return torch.cat([self.logits(module, part) for part in rows.split(self.chunk)]).float()
 
+    def teach(
+        self, distiller: "Distiller", adam: "Adam", weights: Weights, teacher: Tensor, batches: list[Tensor]
+    ) -> tuple["Adam", Weights, Tensor]:
+        """Q steps on the given rows of U, from ``weights`` to new ones, with what was seen at each step."""
+        network, seen = self.network, []
+        network.load(weights)
+        _prepare(network.module, distiller.batch_norm)
+        network.grads.zero_()
+        for rows in batches:
+            seen.append(distiller.gradient_of(network, self.logits(network.module, rows), teacher[rows]))
+            adam = distiller.step(adam, network.weights.params, network.grads)
+            network.grads.zero_()
+        return adam, network.weights.clone(), torch.stack(seen) if seen else torch.zeros(0, 5)
+
     def num_classes(self) -> int:
         """Asked of the model itself: one row tells."""
         with torch.no_grad():
             return int(self.logits(self.network.module.eval(), torch.zeros(1, dtype=torch.long, device=self.device)).shape[-1])
+
+
+def _prepare(module: nn.Module, batch_norm: str) -> None:
+    module.train()
+    if batch_norm == "frozen":
+        for layer in module.modules():
+            if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+                layer.eval()

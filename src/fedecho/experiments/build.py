@@ -1,6 +1,6 @@
 """The composition root: the one place where an experiment's parts meet."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, is_dataclass, replace
 from typing import Any, Literal
@@ -8,11 +8,12 @@ from typing import Any, Literal
 import torch
 
 from fedecho.core.algorithm import demands
+from fedecho.core.capture import Precision
 from fedecho.core.layout import BoundNetwork, Layout
 from fedecho.core.rng import derive
 from fedecho.core.server import Server
 from fedecho.core.task import Task
-from fedecho.core.types import GlobalModel
+from fedecho.core.types import GlobalModel, Weights
 from fedecho.distill.student import Student
 from fedecho.experiments.experiment import Experiment
 from fedecho.learning.local import LocalTraining
@@ -24,8 +25,42 @@ from fedecho.simulation.forecast import forecast
 from fedecho.simulation.runtimes import ClientRuntimes
 from fedecho.simulation.transport import VirtualTransport
 
-ExecutorName = Literal["serial", "pool"]
-EXECUTORS: tuple[ExecutorName, ...] = ("serial", "pool")
+ExecutorName = Literal["serial", "pool", "cuda"]
+EXECUTORS: tuple[ExecutorName, ...] = ("serial", "pool", "cuda")
+DEFAULT_WORKERS = {"serial": 1, "pool": 2, "cuda": 8}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """How a run is computed. On the CPU it changes no bit of a result; a GPU rounds in its own way, ``precision`` says how.
+
+    ``workers`` are the processes of a pool or the clients at once on a GPU.
+    """
+
+    executor: ExecutorName = "serial"
+    workers: int | None = None
+    precision: Literal["bf16", "fp32"] = "bf16"
+    deterministic: bool = False
+    compiled: bool = True
+
+    def __post_init__(self) -> None:
+        if self.executor not in EXECUTORS:
+            raise ValueError(f"--executor must be one of {', '.join(EXECUTORS)}, got {self.executor!r}")
+        if self.workers is not None and self.workers < 1:
+            raise ValueError(f"--workers must be at least 1, got {self.workers}")
+        if self.precision not in ("bf16", "fp32"):
+            raise ValueError(f"--precision must be bf16 or fp32, got {self.precision!r}")
+
+    @property
+    def num_workers(self) -> int:
+        return self.workers or DEFAULT_WORKERS[self.executor]
+
+    def described(self) -> dict[str, Any]:
+        told: dict[str, Any] = {"executor": self.executor, "workers": self.num_workers}
+        if self.executor == "cuda":
+            told |= {"precision": self.precision, "deterministic": self.deterministic, "compiled": self.compiled}
+            told["device"] = torch.cuda.get_device_name()
+        return told
 
 
 @dataclass(frozen=True)
@@ -48,12 +83,12 @@ class Simulation:
     server: Server[Any]
     transport: VirtualTransport
     runtimes: ClientRuntimes
-    network: BoundNetwork
+    layout: Layout
+    evaluate_weights: Callable[[Weights], dict[str, float]]
 
     def evaluate(self) -> dict[str, float]:
         """The task's scores of the current model."""
-        self.network.load(self.server.model.weights)
-        return dict(self.experiment.task.evaluate(self.network.module.eval()))
+        return self.evaluate_weights(self.server.model.weights)
 
 
 def bound_network(task: Task, seed: int) -> BoundNetwork:
@@ -62,28 +97,74 @@ def bound_network(task: Task, seed: int) -> BoundNetwork:
 
 
 @contextmanager
-def assembled(experiment: Experiment, executor: ExecutorName = "serial", workers: int = 2) -> Iterator[Simulation]:
-    """The simulation of an experiment; its worker processes end with the context."""
-    task, seed = experiment.task, experiment.seed
-    network = bound_network(task, seed)
-    sizes = [task.num_examples(client) for client in range(task.num_clients)]
-    runtimes = experiment.runtimes.assign(sizes, seed)
-    algorithm = experiment.algorithm
-    if hasattr(algorithm, "attached"):
-        algorithm = algorithm.attached(Student(network, task.logits, task.num_unlabeled))
-    server: Server[Any] = Server(
-        algorithm=algorithm,
-        model=GlobalModel(0, network.layout.pack(network.module)),
-        num_clients=task.num_clients,
-        concurrency=experiment.concurrency,
-        seed=seed,
-        admission=experiment.admission,
-    )
-    runner = _executor(experiment, executor, workers, network, runtimes)
+def assembled(
+    experiment: Experiment, execution: Execution | None = None, say: Callable[[str], None] = lambda text: None
+) -> Iterator[Simulation]:
+    """The simulation of an experiment; its workers end with the context."""
+    execution = execution or Execution()
+    if execution.executor == "cuda":
+        with _on_gpu(experiment, execution, say) as simulation:
+            yield simulation
+        return
+    network = bound_network(experiment.task, experiment.seed)
+    runtimes = _runtimes(experiment)
+    student = _student_of(experiment, lambda: Student(network, experiment.task.logits, experiment.task.num_unlabeled))
+    server = _server(experiment, network, student)
+    runner = _executor(experiment, execution, network, runtimes)
     try:
-        yield Simulation(experiment, server, _transport(experiment, runner, runtimes), runtimes, network)
+        transport = _transport(experiment, runner, runtimes)
+        yield Simulation(experiment, server, transport, runtimes, network.layout, _evaluation(experiment.task, network))
     finally:
         runner.close()
+
+
+@contextmanager
+def _on_gpu(experiment: Experiment, execution: Execution, say: Callable[[str], None]) -> Iterator[Simulation]:
+    from fedecho.experiments.gpu import DTYPES, GpuParts, gpu_settings
+
+    precision = Precision(DTYPES[execution.precision], execution.deterministic, execution.compiled)
+    with gpu_settings(precision):
+        parts = GpuParts(experiment, precision)
+        if parts.eager:
+            say(f"training is not captured but eager: {parts.eager}")
+        runtimes = _runtimes(experiment)
+        server = _server(experiment, parts.network, _student_of(experiment, parts.student))
+        runner = parts.executor(execution.num_workers, _wanted(experiment, runtimes))
+        try:
+            transport = _transport(experiment, runner, runtimes)
+            yield Simulation(experiment, server, transport, runtimes, parts.network.layout, parts.evaluate)
+        finally:
+            runner.close()
+
+
+def _runtimes(experiment: Experiment) -> ClientRuntimes:
+    task = experiment.task
+    sizes = [task.num_examples(client) for client in range(task.num_clients)]
+    return experiment.runtimes.assign(sizes, experiment.seed)
+
+
+def _student_of(experiment: Experiment, make: Callable[[], Student]) -> Student | None:
+    return make() if hasattr(experiment.algorithm, "attached") else None
+
+
+def _server(experiment: Experiment, network: BoundNetwork, student: Student | None) -> Server[Any]:
+    algorithm: Any = experiment.algorithm
+    return Server(
+        algorithm=algorithm if student is None else algorithm.attached(student),
+        model=GlobalModel(0, network.layout.pack(network.module)),
+        num_clients=experiment.task.num_clients,
+        concurrency=experiment.concurrency,
+        seed=experiment.seed,
+        admission=experiment.admission,
+    )
+
+
+def _evaluation(task: Task, network: BoundNetwork) -> Callable[[Weights], dict[str, float]]:
+    def evaluate(weights: Weights) -> dict[str, float]:
+        network.load(weights)
+        return dict(task.evaluate(network.module.eval()))
+
+    return evaluate
 
 
 def _transport(experiment: Experiment, executor: Executor, runtimes: ClientRuntimes) -> VirtualTransport:
@@ -97,18 +178,14 @@ def _transport(experiment: Experiment, executor: Executor, runtimes: ClientRunti
     )
 
 
-def _executor(
-    experiment: Experiment, name: ExecutorName, workers: int, network: BoundNetwork, runtimes: ClientRuntimes
-) -> Executor:
+def _executor(experiment: Experiment, execution: Execution, network: BoundNetwork, runtimes: ClientRuntimes) -> Executor:
     task, local = experiment.task, experiment.local_training
-    if name == "serial":
+    if execution.executor == "serial":
         trainer = Trainer(task, local, network)
         return SerialExecutor(lambda job: trainer.train(job.dispatch, job.control))
-    if name != "pool":
-        raise ValueError(f"executor must be one of {', '.join(EXECUTORS)}, got {name!r}")
     fresh = replace(task) if is_dataclass(task) and not isinstance(task, type) else task  # without what it has cached
     return PoolExecutor(
-        num_workers=workers,
+        num_workers=execution.num_workers,
         layout=network.layout,
         make_trainer=MakeTrainer(fresh, local, experiment.seed),
         wanted=_wanted(experiment, runtimes),

@@ -12,7 +12,7 @@ from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors.torch import save
@@ -21,7 +21,7 @@ from torch import Tensor
 from fedecho.core.checkpoint import decode, load_checkpoint, save_checkpoint, write_atomically
 from fedecho.core.drive import Moment, drive
 from fedecho.core.types import Weights
-from fedecho.experiments.build import ExecutorName, Simulation, assembled, one_thread
+from fedecho.experiments.build import Execution, ExecutorName, Simulation, assembled, one_thread
 from fedecho.experiments.config import ConfigError, differences, fingerprint, from_config, to_config
 from fedecho.experiments.experiment import Experiment
 from fedecho.experiments.record import RECORD, Line, Record, arrivals_digest, read_header
@@ -60,19 +60,23 @@ def simulate(
     out: Path | str | None = None,
     resume: bool = False,
     executor: ExecutorName = "serial",
-    workers: int = 2,
+    workers: int | None = None,
+    precision: Literal["bf16", "fp32"] = "bf16",
+    deterministic: bool = False,
     checkpoint_s: float = CHECKPOINT_S,
     watch: Watch | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Result:
     """Run an experiment on the virtual clock. With ``out``, everything is recorded there and can be resumed.
 
-    The result is the same, to the last bit, for every executor and number of workers, and after any number of stops.
+    The result is the same, to the last bit, for ``serial`` and ``pool``, any number of workers, and after any number of stops.
+    ``cuda`` has the same schedule and draws and rounds in its own way; ``deterministic`` makes it do so equally every time.
     """
     folder = None if out is None else Path(out)
-    with one_thread(), assembled(experiment, executor, workers) as simulation, _stop_signals() as stop:
+    execution = Execution(executor=executor, workers=workers, precision=precision, deterministic=deterministic)
+    with one_thread(), assembled(experiment, execution, say) as simulation, _stop_signals() as stop:
         run = _Run(simulation, folder, checkpoint_s, watch or (lambda moment, scores: None), stop)
-        run.open(resume, {"executor": executor, "workers": workers if executor == "pool" else 1}, say)
+        run.open(resume, execution.described(), say)
         try:
             return run.finish()
         finally:
@@ -202,7 +206,7 @@ class _Run:
     def _result(self) -> Result:
         simulation, server = self.simulation, self.simulation.server
         weights = server.model.weights
-        named = simulation.network.layout.named(weights)
+        named = simulation.layout.named(weights)
         lines = list(self.record.lines())
         bank = getattr(server.state, "bank", None)
         experiment = simulation.experiment
@@ -294,7 +298,7 @@ def _header(simulation: Simulation, config: Line | None, execution: Line) -> Lin
         },
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "num_params": simulation.network.layout.num_params,
+        "num_params": simulation.layout.num_params,
         "num_unlabeled": task.num_unlabeled,
         "clients": {"examples": [task.num_examples(client) for client in range(task.num_clients)], "classes": classes},
     }

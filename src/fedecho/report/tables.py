@@ -17,7 +17,10 @@ def percent(values: list[float]) -> str:
 def comparison(summaries: Iterable[Summary], title: str) -> Table:
     """One row per method: accuracies over seeds, staleness, virtual and real time."""
     table = Table(
-        title=title, title_justify="left", caption_justify="left", caption="accuracy in %, mean ± deviation over seeds"
+        title=title,
+        title_justify="left",
+        caption_justify="left",
+        caption="accuracy in %, mean ± deviation over seeds; last 10: mean of the last ten evaluations",
     )
     for heading in ("method", "seeds", "last 10", "final", "best", "staleness", "virtual h", "real s"):
         table.add_column(heading, justify="left" if heading == "method" else "right")

@@ -1,0 +1,138 @@
+"""Unlabeled images to distill on: a named set, a folder of images, or an array in a file."""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedecho.core.rng import numpy_rng
+from fedecho.data.cifar import read_cifar10, read_cifar100
+from fedecho.data.images import Images, Pixels, Rows, taken
+from fedecho.data.locate import FOLDERS, MissingDataError, data_folder, find, remedy
+from fedecho.data.stl10 import map_stl10
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+NAMED = ("cifar10", "cifar100", "stl10", "synthetic")
+SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp"}
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
+MAX_MEGAPIXELS = 50
+"""A few kilobytes can unpack to gigabytes."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Images to draw from: how many there are, which, and a way to read some rows at a size."""
+
+    num: int
+    provenance: str
+    take: Callable[[Rows, int], Pixels]
+
+
+def read_unlabeled(source: str, data_dir: Path | None, num: int, seed: int, size: int = 32) -> Images:
+    """``num`` images of ``source`` drawn without replacement; the first of a larger draw are the smaller draw.
+
+    ``source`` is one of ``NAMED`` or the path of a folder of images or of a ``.npy`` array. ``provenance`` says which
+    files were read: of a set whose official files are absent it is ``<source>-32.npy``, a stand-in.
+    """
+    if num < 1:
+        raise ValueError(f"the number of unlabeled images must be at least 1, got {num}")
+    pool = _named(source, data_folder(data_dir)) if source in NAMED else _at(Path(source).expanduser())
+    if num > pool.num:
+        raise ValueError(f"{num} unlabeled images were asked for, but {source} has {pool.num} ({pool.provenance})")
+    rows = numpy_rng(seed, "unlabeled").permutation(pool.num)[:num]
+    return Images(pool.take(rows, size), None, pool.provenance)
+
+
+def _named(source: str, folder: Path) -> Pool:
+    stand_in = folder / f"{source}-32.npy"
+    if source not in FOLDERS and not stand_in.is_file():
+        raise MissingDataError(f"{source} is missing: there is no {stand_in.name} in {folder}; {remedy(source)}")
+    try:
+        official = find(source, folder) if source in FOLDERS else None
+    except MissingDataError as missing:
+        if not stand_in.is_file():
+            raise MissingDataError(f"{missing} (nor is there a {stand_in.name} to stand in for it)") from None
+        official = None
+    if official is not None:
+        return _official(source, official)
+    absent = f", in place of {source}'s official files" if source in FOLDERS else ""
+    return _array_file(stand_in, f"{stand_in.name}{absent}")
+
+
+def _official(source: str, folder: Path) -> Pool:
+    if source == "stl10":
+        return _pool(map_stl10(folder, "unlabeled"), f"{folder.name}, unlabeled images")
+    train, _ = (read_cifar10 if source == "cifar10" else read_cifar100)(folder)
+    return _pool(train.pixels, train.provenance)
+
+
+def _pool(pixels: Pixels, provenance: str) -> Pool:
+    return Pool(len(pixels), provenance, lambda rows, size: taken(pixels, rows, size))
+
+
+def _at(path: Path) -> Pool:
+    if path.is_dir():
+        return _image_folder(path)
+    if path.is_file() and path.suffix == ".npy":
+        return _array_file(path, str(path))
+    kind = "it is neither a folder nor a .npy file" if path.exists() else "there is nothing there"
+    raise MissingDataError(f"cannot read unlabeled images from {path}: {kind}; name one of {', '.join(NAMED)} or another path")
+
+
+def _array_file(path: Path, provenance: str) -> Pool:
+    """Mapped, and read as numpy's own format only: neither pickles nor archives."""
+    try:
+        array = np.lib.format.open_memmap(path, mode="r")
+    except (OSError, ValueError, EOFError) as error:
+        raise ValueError(f"{path}: no array that can be read without unpickling ({error})") from None
+    if array.dtype == np.uint8 and array.ndim == 4 and array.size and 3 in (array.shape[3], array.shape[1]):
+        return _pool(array if array.shape[3] == 3 else array.transpose(0, 2, 3, 1), provenance)
+    raise ValueError(f"{path}: must be uint8 [n, h, w, 3] or [n, 3, h, w], got {array.dtype} {list(array.shape)}")
+
+
+def _image_folder(folder: Path) -> Pool:
+    _pillow()
+    found = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and not path.name.startswith("."))
+    paths = sorted((path for path in found if path.is_file()), key=lambda path: path.relative_to(folder).as_posix())
+    if not paths:
+        raise MissingDataError(f"there are no images in {folder}: it must hold {', '.join(sorted(SUFFIXES))} files")
+    return Pool(
+        len(paths), f"{folder}, {len(paths)} images", lambda rows, size: np.stack([_read(paths[row], size) for row in rows])
+    )
+
+
+def _pillow() -> None:
+    try:
+        import PIL.Image  # noqa: F401
+    except ImportError:
+        raise ValueError("a folder of images needs Pillow: pip install 'fedecho[vision]'") from None
+
+
+def _read(path: Path, size: int) -> Pixels:
+    """One image as it is stored (EXIF's rotation ignored), cropped to the square in its middle, antialiased."""
+    from PIL import Image
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow warns of what is refused below
+            with Image.open(path, formats=FORMATS) as image:
+                return _square(image, size)
+    except Exception as error:  # a damaged file raises whatever its decoder likes
+        raise ValueError(f"cannot read the image {path}: {str(error) or type(error).__name__}") from None
+
+
+def _square(image: "Image", size: int) -> Pixels:
+    from PIL.Image import Resampling
+
+    width, height = image.size
+    if width * height > MAX_MEGAPIXELS * 1_000_000:
+        raise ValueError(f"it has {width} x {height} pixels, and the limit is {MAX_MEGAPIXELS} megapixels")
+    side = min(width, height)
+    left, top = (width - side) // 2, (height - side) // 2
+    square = image.convert("RGB").crop((left, top, left + side, top + side))
+    return np.asarray(square.resize((size, size), Resampling.BILINEAR), np.uint8)

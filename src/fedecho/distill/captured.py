@@ -1,0 +1,157 @@
+"""The student on a GPU: teacher inference and the distillation step as CUDA graphs."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedecho.core.capture import Capturable, DeviceWeights, Forward, Precision, captured, gather_grads
+from fedecho.core.types import Weights
+from fedecho.distill.distiller import Adam, Distiller
+from fedecho.distill.loss import clip_factor, distillation_loss
+from fedecho.distill.student import Student
+
+
+class DeviceStudent:
+    """The server's network at fixed addresses. ``module`` evaluates whatever weights it holds."""
+
+    def __init__(
+        self, student: Student, task: Capturable, train: Forward, evaluate: Forward, precision: Precision, size: int
+    ) -> None:
+        device = student.device
+        self.layout = student.network.layout
+        self.task, self.train, self.evaluate = task, train, evaluate
+        self.weights = DeviceWeights(self.layout, device, precision.dtype)
+        self.stream = torch.cuda.Stream(device)
+        self.full = torch.full((size,), 1.0 / size, device=device)
+        self.rows = torch.arange(student.num_unlabeled, device=device)
+        self.chunk = student.chunk
+
+    def infer_all(self) -> Tensor:
+        with torch.no_grad():
+            return torch.cat([self._logits(part) for part in self.rows.split(self.chunk)])
+
+    def _logits(self, rows: Tensor) -> Tensor:
+        images = self.task.unlabeled_images(rows)
+        return self.evaluate(self.weights.named, self.weights.named_buffers, images, self.full)
+
+
+class InferGraph:
+    """The logits on the whole of U of the weights that are held."""
+
+    def __init__(self, net: DeviceStudent, output: Tensor) -> None:
+        self.net, self.output = net, output
+        self.graph = captured(self._infer, net.stream)
+
+    def _infer(self) -> None:
+        self.output.copy_(self.net.infer_all())
+
+    def run(self) -> Tensor:
+        self.graph.replay()
+        return self.output.clone()
+
+
+class TeachGraph:
+    """One distillation step on the batch under the cursor: gradient, clipping and Adam, all on the device."""
+
+    def __init__(self, device_student: DeviceStudent, distiller: Distiller, num_steps: int, teacher: Tensor) -> None:
+        weights = device_student.weights
+        self.net, self.distiller = device_student, distiller
+        device = weights.params.device
+        self.teacher = torch.zeros_like(teacher)
+        self.rows = torch.zeros(num_steps, distiller.batch_size, dtype=torch.long, device=device)
+        self.seen = torch.zeros(num_steps, 5, device=device)
+        self.cursor = torch.zeros(1, dtype=torch.long, device=device)
+        self.count = torch.zeros((), device=device)
+        self.grads = torch.zeros_like(weights.params)
+        self.first, self.second = torch.zeros_like(weights.params), torch.zeros_like(weights.params)
+        self.graph = captured(self._step, device_student.stream)
+
+    def _step(self) -> None:
+        distiller, net, weights = self.distiller, self.net, self.net.weights
+        rows = self.rows.index_select(0, self.cursor)[0]
+        forward = net.train if distiller.batch_norm == "train" else net.evaluate
+        logits = forward(weights.named, weights.named_buffers, net.task.unlabeled_images(rows), net.full)
+        parts = distillation_loss(logits, self.teacher[rows], distiller.alpha_min, distiller.alpha_max)
+        gather_grads(self.grads, net.layout, torch.autograd.grad(parts.loss, list(weights.named.values())))
+        norm = torch.linalg.vector_norm(self.grads)
+        self.grads.mul_(clip_factor(norm, distiller.clip_norm))
+        self._adam()
+        weights.refresh()
+        clipped = (norm > distiller.clip_norm).float()
+        seen = torch.stack([parts.loss.detach(), parts.entropy, parts.soft_weight, norm, clipped])
+        self.seen.index_copy_(0, self.cursor, seen[None])
+        self.cursor.add_(1)
+
+    def _adam(self) -> None:
+        """As ``Distiller.step``, with the number of steps on the device."""
+        d = self.distiller
+        self.count.add_(1)
+        self.first.lerp_(self.grads, 1 - d.beta1)
+        self.second.mul_(d.beta2).addcmul_(self.grads, self.grads, value=1 - d.beta2)
+        scale = (self.second / (1 - d.beta2**self.count)).sqrt_().add_(d.eps)
+        self.net.weights.params.sub_(self.first / scale * (d.distill_lr / (1 - d.beta1**self.count)))
+
+    def run(self, adam: Adam, weights: Weights, teacher: Tensor, batches: list[Tensor]) -> tuple[Adam, Weights, Tensor]:
+        self.teacher.copy_(teacher)
+        self.rows[: len(batches)].copy_(torch.stack(batches))
+        self.first.copy_(adam.first)
+        self.second.copy_(adam.second)
+        self.count.fill_(adam.num_steps)
+        self.cursor.zero_()
+        self.net.weights.load(weights)
+        for _ in batches:
+            self.graph.replay()
+        adam.first.copy_(self.first)
+        adam.second.copy_(self.second)
+        taught = Weights(self.net.weights.params.clone(), self.net.weights.buffers.clone())
+        return replace(adam, num_steps=adam.num_steps + len(batches)), taught, self.seen[: len(batches)].clone()
+
+
+@dataclass(frozen=True)
+class CapturedStudent(Student):
+    """A student whose inference and teaching are graphs, captured at their first use."""
+
+    device_student: DeviceStudent | None = None
+
+    def infer(self, weights: Weights) -> Tensor:
+        net = self._net
+        net.weights.load(weights)
+        if "infer" not in self._graphs:
+            output = torch.zeros(self.num_unlabeled, self.num_classes(), device=self.device)
+            self._graphs["infer"] = InferGraph(net, output)
+        graph: InferGraph = self._graphs["infer"]
+        return graph.run()
+
+    def teach(
+        self, distiller: Distiller, adam: Adam, weights: Weights, teacher: Tensor, batches: list[Tensor]
+    ) -> tuple[Adam, Weights, Tensor]:
+        if any(len(rows) != distiller.batch_size for rows in batches):
+            return super().teach(distiller, adam, weights, teacher, batches)  # a partial batch: not what was captured
+        if "teach" not in self._graphs:
+            self._graphs["teach"] = TeachGraph(self._net, distiller, len(batches), teacher)
+        graph: TeachGraph = self._graphs["teach"]
+        return graph.run(adam, weights, teacher, batches)
+
+    @property
+    def _net(self) -> DeviceStudent:
+        if self.device_student is None:
+            raise ValueError("a captured student needs its device weights")
+        return self.device_student
+
+    @property
+    def _graphs(self) -> dict[str, Any]:
+        graphs: dict[str, Any] = self.__dict__.setdefault("_captured", {})
+        return graphs
+
+
+class HeldModule(nn.Module):
+    """The weights a device student holds, as a module that a task can evaluate."""
+
+    def __init__(self, net: DeviceStudent) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.net.evaluate(self.net.weights.named, self.net.weights.named_buffers, images, self.net.full)

@@ -1,0 +1,138 @@
+"""An experiment put together on one GPU: captured training, inference and distillation, or plain eager where that cannot be."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+
+import torch
+from torch import nn
+
+from fedecho.core.capture import Capturable, Forward, Precision, forward_of
+from fedecho.core.layout import BoundNetwork, Layout
+from fedecho.core.rng import derive
+from fedecho.core.task import Task
+from fedecho.core.types import Weights
+from fedecho.distill.captured import CapturedStudent, DeviceStudent, HeldModule
+from fedecho.distill.student import Student
+from fedecho.experiments.experiment import Experiment
+from fedecho.learning.trainer import Trainer
+from fedecho.models.row_norm import with_row_norm
+from fedecho.simulation.executors.captured import Plan, sgd_update
+from fedecho.simulation.executors.cuda import CudaExecutor
+from fedecho.simulation.executors.executor import Executor
+from fedecho.simulation.executors.serial import SerialExecutor
+
+CHUNK = 500
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+class GpuParts:
+    """What a simulation needs of the GPU. ``eager`` says why nothing was captured, or is empty."""
+
+    def __init__(self, experiment: Experiment, precision: Precision) -> None:
+        if not torch.cuda.is_available():
+            raise ValueError("--executor cuda needs an NVIDIA GPU, and torch sees none here; use serial or pool")
+        self.experiment, self.precision = experiment, precision
+        self.device = torch.device("cuda", torch.cuda.current_device())
+        self.task: Task = _on(experiment.task, str(self.device))
+        module = self.task.network(derive(experiment.seed, "network"))
+        self.network: BoundNetwork = Layout.of(module).bind(module, self.device)
+        self.eager = _why_not(self.task, experiment, module)
+        self._net = None if self.eager else self._device_student()
+
+    def student(self) -> Student:
+        task = self.task
+        if self._net is None:
+            return Student(self.network, task.logits, task.num_unlabeled, CHUNK)
+        return CapturedStudent(self.network, task.logits, task.num_unlabeled, CHUNK, self._net)
+
+    def executor(self, num_slots: int, wanted: frozenset[int] | None) -> Executor:
+        local, task = self.experiment.local_training, self.task
+        if self._net is None or not isinstance(task, Capturable):
+            trainer = Trainer(task, local, self.network)
+            return SerialExecutor(lambda job: trainer.train(job.dispatch, job.control))
+        plan = Plan(
+            task=task,
+            num_examples=[task.num_examples(client) for client in range(task.num_clients)],
+            local=local,
+            layout=self.network.layout,
+            forward=self._forward(training=True),
+            update=sgd_update(local, self.precision),
+            precision=self.precision,
+            device=self.device,
+        )
+        return CudaExecutor(plan, num_slots=num_slots, wanted=wanted)
+
+    def evaluate(self, weights: Weights) -> dict[str, float]:
+        if self._net is None:
+            self.network.load(weights)
+            return dict(self.task.evaluate(self.network.module.eval()))
+        self._net.weights.load(weights)
+        return dict(self.task.evaluate(HeldModule(self._net).eval()))
+
+    def _device_student(self) -> DeviceStudent:
+        task = self.task
+        assert isinstance(task, Capturable)  # noqa: S101 (for the type checker)
+        size = getattr(getattr(self.experiment.algorithm, "distiller", None), "batch_size", 1)
+        student = Student(self.network, self.task.logits, max(self.task.num_unlabeled, 1), CHUNK)
+        return DeviceStudent(student, task, self._forward(training=True), self._forward(training=False), self.precision, size)
+
+    def _forward(self, training: bool) -> Forward:
+        module = self.task.network(0)
+        return _shared_forward(str(module), training, self.precision, _Template(module))
+
+
+class _Template:
+    """Carries a module past a cache that must not look at it: equal descriptions are the same function."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Template)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+@cache
+def _shared_forward(description: str, training: bool, precision: Precision, template: _Template) -> Forward:
+    """Compiled once for all runs of a process: compiling takes longer than some of them."""
+    module = with_row_norm(template.module).to("cuda")
+    return forward_of(module.train(training), precision)
+
+
+def _on(task: Task, device: str) -> Task:
+    if not hasattr(task, "on"):
+        raise ValueError(f"{type(task).__name__} cannot be put on a GPU: it has no method on(device); use serial or pool")
+    placed: Task = task.on(device)
+    return placed
+
+
+def _why_not(task: Task, experiment: Experiment, module: nn.Module) -> str:
+    """Why this task's training cannot be captured, or nothing."""
+    if not isinstance(task, Capturable):
+        return f"{type(task).__name__} does not make its batches on the device (see fedecho.core.capture.Capturable)"
+    if experiment.local.optimizer != "sgd":
+        return f"local.optimizer is {experiment.local.optimizer!r}, and only sgd is captured"
+    if any(isinstance(layer, nn.Dropout) and layer.p > 0 for layer in module.modules()):
+        return "the network has dropout"
+    return ""
+
+
+@contextmanager
+def gpu_settings(precision: Precision) -> Iterator[None]:
+    """The GPU's settings for one run, and the stream that the server works on, ahead of the clients."""
+    cudnn = torch.backends.cudnn
+    before = (cudnn.benchmark, cudnn.deterministic, torch.are_deterministic_algorithms_enabled())
+    cudnn.benchmark, cudnn.deterministic = not precision.deterministic, precision.deterministic
+    torch.use_deterministic_algorithms(precision.deterministic, warn_only=True)
+    server = torch.cuda.Stream(priority=-1)
+    server.wait_stream(torch.cuda.current_stream())
+    try:
+        with torch.cuda.stream(server):
+            yield
+    finally:
+        torch.cuda.synchronize()
+        cudnn.benchmark, cudnn.deterministic = before[:2]
+        torch.use_deterministic_algorithms(before[2])

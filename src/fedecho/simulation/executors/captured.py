@@ -1,0 +1,180 @@
+"""One client's training on a stream of its own, with its SGD step captured as a CUDA graph."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from fedecho.core.capture import Capturable, DeviceWeights, Forward, Precision, captured, gather_grads
+from fedecho.core.layout import Layout
+from fedecho.core.rng import torch_rng
+from fedecho.core.types import ClientUpdate, Weights
+from fedecho.learning.local import LocalTraining
+from fedecho.simulation.executors.executor import Job
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What all slots share: the task on the device, the settings, and the forward function."""
+
+    task: Capturable
+    num_examples: list[int]
+    local: LocalTraining
+    layout: Layout
+    forward: Forward
+    update: "Update"
+    precision: Precision
+    device: torch.device
+
+    @property
+    def max_steps(self) -> int:
+        return max(self.local.num_steps(num) for num in self.num_examples)
+
+
+@dataclass(frozen=True)
+class Running:
+    """A job under way on a slot; ``done`` is recorded behind its last kernel."""
+
+    job: Job
+    num_steps: int
+    delta: Tensor
+    buffers: Tensor
+    correction: Tensor | None
+    loss: Tensor
+    done: torch.cuda.Event
+
+
+class Slot:
+    """Weights, inputs and a graph at fixed addresses. A job is: load, upload its numbers, replay K times, read the difference."""
+
+    def __init__(self, plan: Plan) -> None:
+        device, size = plan.device, plan.local.batch_size
+        self.plan = plan
+        self.stream = torch.cuda.Stream(device)
+        self.weights = DeviceWeights(plan.layout, device, plan.precision.dtype)
+        self.numbers = torch.zeros(plan.max_steps, 2, size, dtype=torch.long, device=device)
+        self.row_weights = torch.full((plan.max_steps, size), 1.0 / size, device=device)
+        self.cursor = torch.zeros(1, dtype=torch.long, device=device)
+        self.loss = torch.zeros((), device=device)
+        self.grads = torch.zeros_like(self.weights.params)
+        self.start = torch.zeros_like(self.grads) if plan.local.proximal else None
+        self.shift = torch.zeros_like(self.grads) if plan.local.control_variates else None
+        self.graph = captured(self._step, self.stream)
+
+    def _step(self) -> None:
+        """One SGD step on the batch under the cursor."""
+        plan, weights = self.plan, self.weights
+        numbers = self.numbers.index_select(0, self.cursor)[0]
+        row_weight = self.row_weights.index_select(0, self.cursor)[0]
+        images, labels = plan.task.pick(numbers[0], numbers[1])
+        logits = plan.forward(weights.named, weights.named_buffers, images, row_weight)
+        loss = (plan.task.row_losses(logits, labels) * row_weight).sum()
+        grads = torch.autograd.grad(loss, list(weights.named.values()))
+        gather_grads(self.grads, plan.layout, grads)
+        plan.update(weights.params, weights.low, self.grads, self.start, self.shift)
+        self.loss.add_(loss.detach())
+        self.cursor.add_(1)
+
+    def begin(self, job: Job, ready: torch.cuda.Event) -> Running:
+        """Queue the whole job on the stream; returns at once."""
+        base, local = job.dispatch.model.weights, self.plan.local
+        num_steps = local.num_steps(self.plan.num_examples[job.dispatch.client])
+        numbers, row_weights = self._numbers(job, num_steps)
+        with torch.cuda.stream(self.stream):
+            self.stream.wait_event(ready)
+            self.weights.load(base)
+            self.numbers[:num_steps].copy_(numbers, non_blocking=True)
+            self.row_weights[:num_steps].copy_(row_weights, non_blocking=True)
+            self.cursor.zero_()
+            self.loss.zero_()
+            if self.start is not None:
+                self.start.copy_(base.params)
+            if self.shift is not None:
+                self._load_shift(job)
+            for _ in range(num_steps):
+                self.graph.replay()
+            return self._finished(job, base, num_steps)
+
+    def _finished(self, job: Job, base: Weights, num_steps: int) -> Running:
+        delta = self.weights.params - base.params
+        correction = None
+        if self.shift is not None:
+            # dc_i = (x_s - y) / (K lr) - c, and c = shift + c_i.
+            correction = delta.mul(-1.0 / (num_steps * self.plan.local.client_lr)).sub_(self.shift)
+            if job.control is not None:
+                correction.sub_(job.control)
+        loss = self.loss / num_steps
+        done = torch.cuda.Event()
+        buffers = self.weights.buffers.clone()
+        done.record(self.stream)
+        return Running(job, num_steps, delta, buffers, correction, loss, done)
+
+    def _load_shift(self, job: Job) -> None:
+        assert self.shift is not None  # noqa: S101 (for the type checker)
+        correction = job.dispatch.model.correction
+        self.shift.zero_() if correction is None else self.shift.copy_(correction)
+        if job.control is not None:
+            self.shift.sub_(job.control)
+
+    def _numbers(self, job: Job, num_steps: int) -> tuple[Tensor, Tensor]:
+        """Rows and draws of every step, as the plain trainer would draw them; short batches are filled up with weight 0."""
+        task, size = self.plan.task, self.plan.local.batch_size
+        mine, seed = task.rows_of(job.dispatch.client), job.dispatch.seed
+        shuffle, augment = torch_rng(seed, "shuffle"), torch_rng(seed, "augment")
+        numbers = torch.zeros(num_steps, 2, size, dtype=torch.long, pin_memory=True)
+        weights = torch.zeros(num_steps, size, pin_memory=True)
+        for step, rows in enumerate(islice(_passes(len(mine), size, shuffle), num_steps)):
+            count = len(rows)
+            numbers[step, 0, :count] = mine[rows]
+            numbers[step, 1, :count] = task.draw(count, augment)
+            weights[step, :count] = 1.0 / count
+        return numbers, weights
+
+    def update_of(self, running: Running) -> ClientUpdate:
+        """Wait for the job and hand its tensors to the stream that asks."""
+        running.done.synchronize()
+        asking = torch.cuda.current_stream()
+        for tensor in (running.delta, running.buffers, running.correction):
+            if tensor is not None:
+                tensor.record_stream(asking)
+        dispatch = running.job.dispatch
+        return ClientUpdate(
+            client=dispatch.client,
+            base_version=dispatch.model.version,
+            delta=running.delta,
+            buffers=running.buffers,
+            num_examples=self.plan.num_examples[dispatch.client],
+            num_steps=running.num_steps,
+            correction=running.correction,
+            metrics={"train_loss": float(running.loss)},
+        )
+
+
+def _passes(num_examples: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Shuffled passes over a client's rows, for ever."""
+    while True:
+        yield from torch.randperm(num_examples, generator=generator).split(size)
+
+
+Update = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None], None]
+
+
+def sgd_update(local: LocalTraining, precision: Precision) -> Update:
+    """y -= lr (g + prox (y - x_s) + c - c_i + wd y), and the low-precision copy beside it: compiled, one pass over memory."""
+    client_lr, weight_decay, proximal = local.client_lr, local.weight_decay, local.proximal
+
+    def update(params: Tensor, low: Tensor, grads: Tensor, start: Tensor | None, shift: Tensor | None) -> None:
+        direction = grads
+        if start is not None:
+            direction = direction + proximal * (params - start)
+        if shift is not None:
+            direction = direction + shift
+        if weight_decay:
+            direction = direction + weight_decay * params
+        params.sub_(direction, alpha=client_lr)
+        if low is not params:
+            low.copy_(params)
+
+    return torch.compile(update, dynamic=False) if precision.compiled else update

@@ -1,0 +1,162 @@
+"""CIFAR-10 and CIFAR-100 on ResNet-18, the paper's vision task."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, pad
+
+from fedecho.data.cifar import read_cifar10, read_cifar100
+from fedecho.data.images import Images
+from fedecho.data.locate import find
+from fedecho.data.partition import DirichletPartitioner, Partitioner
+from fedecho.data.unlabeled import read_unlabeled
+from fedecho.models.resnet import resnet18
+from fedecho.tasks.classification import seeded, top1
+
+MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
+PAD, SIDE = 4, 32
+EVAL_CHUNK = 500
+NUM_CROPS = (2 * PAD + 1) ** 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class CifarTask:
+    """50,000 images over the clients, cropped and flipped; U is ``num_unlabeled`` images of ``unlabeled``, never augmented.
+
+    ``unlabeled`` is cifar10, cifar100, stl10, synthetic, or a path to a folder of images or a .npy array.
+    """
+
+    dataset: Literal["cifar10", "cifar100"] = "cifar10"
+    num_clients: int = 50
+    partition: Partitioner = field(default_factory=lambda: DirichletPartitioner(alpha=0.1))
+    unlabeled: str = "cifar100"
+    num_unlabeled: int = 2000
+    augment: bool = True
+    width: int = 64
+    data_dir: str | None = None
+    seed: int = 0
+    device: str = field(default="cpu", repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.dataset not in ("cifar10", "cifar100"):
+            raise ValueError(f"task.dataset must be 'cifar10' or 'cifar100', got {self.dataset!r}")
+        if self.num_clients < 1:
+            raise ValueError(f"num_clients must be at least 1, got {self.num_clients}")
+        if self.num_unlabeled < 0:
+            raise ValueError(f"num_unlabeled must be at least 0, got {self.num_unlabeled}")
+
+    def on(self, device: str) -> "CifarTask":
+        """The same task with its images on a device."""
+        return replace(self, device=device)
+
+    @property
+    def num_classes(self) -> int:
+        return 10 if self.dataset == "cifar10" else 100
+
+    def network(self, seed: int) -> nn.Module:
+        return seeded(seed, lambda: resnet18(self.num_classes, self.width))
+
+    def num_examples(self, client: int) -> int:
+        return len(self._parts[client])
+
+    def batch(self, client: int, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        return self.pick(self.rows_of(client)[rows].to(self.device), self.draw(len(rows), generator).to(self.device))
+
+    def loss(self, module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        images, labels = batch
+        return self.row_losses(module(images), labels).mean()
+
+    def rows_of(self, client: int) -> Tensor:
+        """The client's rows among all training images."""
+        return self._parts[client]
+
+    def draw(self, num: int, generator: torch.Generator) -> Tensor:
+        """A crop and a flip for each image as one number; the middle crop, unflipped, without augmentation."""
+        if not self.augment:
+            return torch.full((num,), NUM_CROPS // 2)
+        return torch.randint(2 * NUM_CROPS, (num,), generator=generator)
+
+    def pick(self, rows: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
+        """Training images, cropped and flipped on their device, and their labels."""
+        side = torch.arange(SIDE, device=rows.device)
+        flip, crop = draws // NUM_CROPS, draws % NUM_CROPS
+        down = (crop // (2 * PAD + 1))[:, None] + side
+        across = torch.where(flip[:, None] == 1, SIDE - 1 - side, side) + (crop % (2 * PAD + 1))[:, None]
+        pixels = self._padded[rows[:, None, None], down[:, :, None], across[:, None, :]]
+        return normalized(pixels), self._labels[rows]
+
+    def row_losses(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return cross_entropy(logits, labels, reduction="none")
+
+    def unlabeled_images(self, rows: Tensor) -> Tensor:
+        return normalized(self._unlabeled[rows])
+
+    def logits(self, module: nn.Module, rows: Tensor) -> Tensor:
+        logits: Tensor = module(self.unlabeled_images(rows))
+        return logits
+
+    def evaluate(self, module: nn.Module) -> Mapping[str, float]:
+        images, labels = self._test
+        return top1(nn.Sequential(_Normalized(), module), images, labels, EVAL_CHUNK)
+
+    @property
+    def provenance(self) -> str:
+        """Which file U came from: a stand-in must be named beside every number."""
+        return self._unlabeled_set[1]
+
+    @cached_property
+    def _sets(self) -> tuple[Images, Images]:
+        read = read_cifar10 if self.dataset == "cifar10" else read_cifar100
+        return read(find(self.dataset, None if self.data_dir is None else Path(self.data_dir)))
+
+    @cached_property
+    def _parts(self) -> list[Tensor]:
+        labels = self._sets[0].labels
+        parts = self.partition.split(np.zeros(0) if labels is None else labels, self.num_clients, self.seed)
+        return [torch.from_numpy(part) for part in parts]
+
+    @cached_property
+    def _padded(self) -> Tensor:
+        return pad(torch.from_numpy(self._sets[0].pixels), (0, 0, PAD, PAD, PAD, PAD)).to(self.device)
+
+    @cached_property
+    def _labels(self) -> Tensor:
+        return torch.as_tensor(self._sets[0].labels).to(self.device)
+
+    @cached_property
+    def _test(self) -> tuple[Tensor, Tensor]:
+        test = self._sets[1]
+        return torch.from_numpy(test.pixels).to(self.device), torch.as_tensor(test.labels).to(self.device)
+
+    @cached_property
+    def _unlabeled_set(self) -> tuple[Tensor, str]:
+        folder = None if self.data_dir is None else Path(self.data_dir)
+        images = read_unlabeled(self.unlabeled, folder, self.num_unlabeled, self.seed)
+        return torch.from_numpy(np.ascontiguousarray(images.pixels)).to(self.device), images.provenance
+
+    @property
+    def _unlabeled(self) -> Tensor:
+        return self._unlabeled_set[0]
+
+
+class _Normalized(nn.Module):
+    def forward(self, pixels: Tensor) -> Tensor:
+        return normalized(pixels)
+
+
+def normalized(pixels: Tensor) -> Tensor:
+    """uint8 [n, h, w, 3] as normalised floats [n, 3, h, w], channels last in memory."""
+    mean, std = _mean_and_std(pixels.device)
+    return ((pixels.float() / 255.0 - mean) / std).permute(0, 3, 1, 2)
+
+
+@cache
+def _mean_and_std(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Kept, because a copy from the host cannot be part of a captured graph."""
+    return torch.tensor(MEAN, device=device), torch.tensor(STD, device=device)

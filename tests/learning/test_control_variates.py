@@ -1,0 +1,86 @@
+"""FedAC's clients against a loop with autograd that follows the description line by line."""
+
+from copy import deepcopy
+from dataclasses import replace
+
+import pytest
+import torch
+from blobs import Blobs, dispatch_of, network, trainer_of
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from fedecho.learning import LocalTraining
+
+LOCAL = LocalTraining(client_lr=0.05, epochs=2, batch_size=4, control_variates=True)
+SIZE = sum(param.numel() for param in network().parameters())
+GENERATOR = torch.Generator().manual_seed(0)
+C, C_I = (0.1 * torch.randn(SIZE, generator=GENERATOR) for _ in range(2))
+CASES = [(None, None), (C, None), (None, C_I), (C, C_I)]
+NAMES = ["neither", "c", "c_i", "both"]
+
+
+def raw_gradient(module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    loss = cross_entropy(module(batch[0]), batch[1])
+    return parameters_to_vector(torch.autograd.grad(loss, list(module.parameters()))).detach()
+
+
+def loop(task: Blobs, c: Tensor | None, c_i: Tensor | None, optimizer: str) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """(x_s, y, the raw gradients on the way): y -= lr (g + c - c_i), or AdamW on g + c - c_i."""
+    module = network()
+    start = parameters_to_vector(module.parameters()).detach().clone()
+    shift = (torch.zeros(SIZE) if c is None else c) - (torch.zeros(SIZE) if c_i is None else c_i)
+    y, seen = start.clone().requires_grad_(), []
+    adamw = torch.optim.AdamW([y], lr=LOCAL.client_lr, weight_decay=0.0)
+    for batch in task.batches:
+        vector_to_parameters(y.detach(), module.parameters())
+        seen.append(raw_gradient(module, batch))
+        if optimizer == "sgd":
+            y = y - LOCAL.client_lr * (seen[-1] + shift)
+        else:
+            y.grad = seen[-1] + shift
+            adamw.step()
+    return start, y.detach(), seen
+
+
+@pytest.mark.parametrize(("c", "c_i"), CASES, ids=NAMES)
+def test_sgd_corrects_every_step_and_reports_how_the_control_variate_moved(c: Tensor | None, c_i: Tensor | None) -> None:
+    trainer = trainer_of(network(), LOCAL)
+    update = trainer.train(dispatch_of(network(), correction=c), c_i)
+    start, y, seen = loop(trainer.task, c, c_i, "sgd")
+    c0 = torch.zeros(SIZE) if c is None else c
+    old = torch.zeros(SIZE) if c_i is None else c_i
+    new = old - c0 + (start - y) / (len(seen) * LOCAL.client_lr)
+    torch.testing.assert_close(start + update.delta, y, rtol=0, atol=2e-6)
+    torch.testing.assert_close(update.correction, new - old, rtol=0, atol=1e-4)
+    torch.testing.assert_close(old + update.correction, torch.stack(seen).mean(dim=0), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(("c", "c_i"), CASES, ids=NAMES)
+def test_adamw_steps_on_the_corrected_gradient_and_takes_the_mean_raw_one(c: Tensor | None, c_i: Tensor | None) -> None:
+    trainer = trainer_of(network(), replace(LOCAL, optimizer="adamw"))
+    update = trainer.train(dispatch_of(network(), correction=c), c_i)
+    start, y, seen = loop(trainer.task, c, c_i, "adamw")
+    old = torch.zeros(SIZE) if c_i is None else c_i
+    torch.testing.assert_close(start + update.delta, y, rtol=0, atol=2e-5)
+    torch.testing.assert_close(update.correction, torch.stack(seen).mean(dim=0) - old, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_what_is_handed_in_is_not_written_to(optimizer: str) -> None:
+    c, c_i = C.clone(), C_I.clone()
+    trainer = trainer_of(network(), replace(LOCAL, optimizer=optimizer))
+    first = trainer.train(dispatch_of(network(), correction=c), c_i)
+    kept = deepcopy(first.correction)
+    trainer.train(dispatch_of(network(), correction=c, client=4), c_i)
+    assert torch.equal(c, C)
+    assert torch.equal(c_i, C_I)
+    assert torch.equal(first.correction, kept)
+
+
+def test_with_c_equal_to_c_i_the_steps_are_those_of_plain_sgd() -> None:
+    plain = trainer_of(network(), replace(LOCAL, control_variates=False)).train(dispatch_of(network()))
+    corrected = trainer_of(network(), LOCAL).train(dispatch_of(network(), correction=C), C.clone())
+    assert torch.equal(plain.delta, corrected.delta)
+    assert plain.correction is None
+    assert corrected.correction is not None

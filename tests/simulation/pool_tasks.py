@@ -1,0 +1,29 @@
+"""A small task for worker processes, which must be able to import it."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fedecho.data.partition import IidPartitioner, Partitioner
+from fedecho.learning.local import LocalTraining
+from fedecho.tasks import DigitsTask
+
+MOODY = 3
+LOCAL = LocalTraining(client_lr=0.05, num_local_steps=3, batch_size=16, control_variates=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoodyDigits(DigitsTask):
+    """Digits of which one client cannot be trained on."""
+
+    num_clients: int = 6
+    num_unlabeled: int = 10
+    width: int = 2
+    partition: Partitioner = field(default_factory=IidPartitioner)
+    moody: int = MOODY
+
+    def batch(self, client: int, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        if client == self.moody:
+            raise ZeroDivisionError("not today")
+        return super().batch(client, rows, generator)

@@ -1,0 +1,209 @@
+"""Real worker processes: the bytes of the serial executor, whatever happens to the workers."""
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pool_tasks import LOCAL, MOODY, MoodyDigits
+
+from fedecho.algorithms import FedAC
+from fedecho.core.drive import Moment, drive
+from fedecho.core.server import Server
+from fedecho.core.types import ClientUpdate, Dispatch, GlobalModel, Weights
+from fedecho.experiments.build import MakeTrainer
+from fedecho.simulation.executors.executor import Executor, Job
+from fedecho.simulation.executors.pool import PoolExecutor, WorkerError
+from fedecho.simulation.executors.serial import SerialExecutor
+from fedecho.simulation.forecast import forecast
+from fedecho.simulation.runtimes import Runtimes
+from fedecho.simulation.transport import VirtualTransport
+
+TASK = MoodyDigits()
+NUM_VERSIONS = 6
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def make_trainer(**changes: Any) -> MakeTrainer:
+    return MakeTrainer(replace(TASK, **changes), LOCAL, seed=0)
+
+
+def shared_memory(pool: PoolExecutor) -> list[Path]:
+    """The files behind what the pool shares with its workers."""
+    return [Path("/dev/shm") / segment.name for segment in pool._segments._all]  # noqa: S108
+
+
+def children() -> int:
+    return len(multiprocessing.active_children())
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[PoolExecutor]:
+    """One worker for the tests that give it jobs by hand. It must leave nothing behind."""
+    processes = children()
+    one = PoolExecutor(num_workers=1, layout=make_trainer()().network.layout, make_trainer=make_trainer())
+    yield one
+    one.submit(job(999, 0), 0.0)
+    files = shared_memory(one)
+    assert files
+    assert all(file.exists() for file in files)
+    one.close()
+    assert not any(file.exists() for file in files)
+    assert children() == processes
+
+
+def model(version: int, *, with_correction: bool = True) -> GlobalModel:
+    network = make_trainer()().network
+    noise = torch.randn(network.layout.num_params, generator=torch.Generator().manual_seed(version))
+    weights = Weights(network.weights.params + 0.01 * noise, network.weights.buffers.clone())
+    return GlobalModel(version, weights, 0.1 * noise.flip(0) if with_correction else None)
+
+
+def job(number: int, client: int, version: int = 0, control: Any = None, **options: Any) -> Job:
+    return Job(Dispatch(number, client, model(version, **options), seed=number), control)
+
+
+def assert_same(one: ClientUpdate, other: ClientUpdate) -> None:
+    assert (one.client, one.base_version, one.num_examples, one.num_steps) == (
+        other.client,
+        other.base_version,
+        other.num_examples,
+        other.num_steps,
+    )
+    assert one.metrics == other.metrics
+    assert torch.equal(one.delta, other.delta)
+    assert torch.equal(one.buffers, other.buffers)
+    assert torch.equal(one.correction, other.correction)
+
+
+def test_one_workers_updates_are_bit_equal_to_serial(pool: PoolExecutor) -> None:
+    """Several versions and clients, with and without a control variate and a correction, asked for out of order."""
+    control = 0.03 * torch.ones_like(model(0).weights.params)
+    jobs = [
+        job(0, 0),
+        job(1, 1, version=1),
+        job(2, 0, version=2, control=control),
+        job(3, 2, version=1),
+        job(4, 5, version=3, control=-control, with_correction=False),
+    ]
+    trainer = make_trainer()()
+    for each in jobs:
+        pool.submit(each, float(-each.dispatch.number))
+    for number in (4, 0, 2, 1, 3):
+        assert_same(pool.result(number), trainer.train(jobs[number].dispatch, jobs[number].control))
+
+
+def test_an_exception_in_training_is_told_with_the_client_and_the_worker_lives_on(pool: PoolExecutor) -> None:
+    before = pool._workers[0].process.pid
+    pool.submit(job(10, MOODY), 0.0)
+    pool.submit(job(11, 4), 1.0)
+    with pytest.raises(WorkerError, match=rf"training of client {MOODY} failed: not today") as caught:
+        pool.result(10)
+    assert "Traceback" in str(caught.value)
+    assert_same(pool.result(11), make_trainer()().train(job(11, 4).dispatch))
+    assert pool._workers[0].process.pid == before
+
+
+def test_cancelled_jobs_are_nobodys_business(pool: PoolExecutor) -> None:
+    for number in range(20, 26):
+        pool.submit(job(number, number % 3), float(number))
+    for number in (20, 22, 25):
+        pool.cancel(number)
+    trainer = make_trainer()()
+    for number in (21, 23, 24):
+        assert_same(pool.result(number), trainer.train(job(number, number % 3).dispatch))
+    assert not pool._results
+    assert not pool._jobs
+
+
+def test_a_worker_killed_at_work_is_replaced_and_nothing_changes(pool: PoolExecutor) -> None:
+    for number in (30, 31):
+        pool.submit(job(number, number % 3), float(number))
+    pid = pool._workers[0].process.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    trainer = make_trainer()()
+    for number in (30, 31):
+        assert_same(pool.result(number), trainer.train(job(number, number % 3).dispatch))
+    assert pool._workers[0].process.pid != pid
+
+
+class Federation:
+    """A FedAC run over the digits; its clients remember control variates from job to job."""
+
+    def __init__(self) -> None:
+        sizes = [TASK.num_examples(client) for client in range(TASK.num_clients)]
+        self.runtimes = Runtimes(long_share=0.2).assign(sizes, seed=0)
+        self.make_trainer = make_trainer(moody=-1)
+        self.algorithm = FedAC(buffer_size=2, num_clients=TASK.num_clients, server_lr=0.01)
+
+    def transport(self, executor: Executor) -> VirtualTransport:
+        return VirtualTransport(executor=executor, runtimes=self.runtimes, num_clients=TASK.num_clients, seed=0)
+
+    def wanted(self) -> frozenset[int]:
+        return forecast(
+            buffer_size=2,
+            demands=self.algorithm.demands,
+            num_clients=TASK.num_clients,
+            concurrency=4,
+            seed=0,
+            num_versions=NUM_VERSIONS,
+            dispatch_after_step=False,
+            make_transport=self.transport,
+        )
+
+    def run(self, executor: Executor, watch: Any = lambda moment: None) -> tuple[list[bytes], Server[Any]]:
+        network, models = self.make_trainer().network, []
+        start = GlobalModel(0, network.layout.pack(network.module))
+        server = Server(algorithm=self.algorithm, model=start, num_clients=TASK.num_clients, concurrency=4, seed=0)
+
+        def note(moment: Moment) -> None:
+            watch(moment)
+            if moment.step is not None:
+                made = moment.step.model
+                tensors = (made.weights.params, made.weights.buffers, made.correction)
+                models.append(b"".join(tensor.numpy().tobytes() for tensor in tensors))
+
+        drive(server, self.transport(executor), num_versions=NUM_VERSIONS, watch=note)
+        return models, server
+
+
+def test_two_workers_of_which_one_is_killed_give_the_run_of_serial() -> None:
+    """Bit for bit; and nothing is trained that falls past the end of the run."""
+    federation = Federation()
+    trainer = federation.make_trainer()
+    expected, reference = federation.run(SerialExecutor(lambda each: trainer.train(each.dispatch, each.control)))
+    wanted = federation.wanted()
+    pool = PoolExecutor(num_workers=2, layout=trainer.network.layout, make_trainer=federation.make_trainer, wanted=wanted)
+    victims: list[int] = []
+
+    def kill_once(moment: Moment) -> None:
+        busy = [worker for worker in pool._workers if worker.orders]
+        if moment.step is not None and busy and not victims:
+            victims.append(busy[0].process.pid or 0)
+            os.kill(victims[0], signal.SIGKILL)
+            busy[0].process.join()
+
+    try:
+        models, server = federation.run(pool, kill_once)
+    finally:
+        files = shared_memory(pool)
+        pool.close()
+    assert models == expected
+    assert victims
+    assert server.num_dispatched == reference.num_dispatched > len(wanted)
+    assert pool.num_trained == len(wanted) == 2 * NUM_VERSIONS
+    assert files
+    assert not any(file.exists() for file in files)

@@ -1,0 +1,259 @@
+"""Which worker is told what, and when; what is done about cancelled jobs, failures and deaths."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hand_pool import LAYOUT, HandPool, job, model
+
+from fedecho.simulation.executors import pool as pool_module
+from fedecho.simulation.executors.pool import AHEAD, DEPTH, MAX_RESTARTS, PoolExecutor, WorkerError
+
+
+@pytest.fixture
+def pool() -> Iterator[HandPool]:
+    one = HandPool()
+    yield one
+    one.close()
+
+
+def finish(pool: HandPool, number: int) -> Any:
+    """Answer whatever is asked for until this result is there."""
+    for order in pool.orders():
+        pool.answer(order)
+    return pool.result(number)
+
+
+def test_a_worker_holds_a_few_orders_and_the_next_are_the_most_urgent(pool: HandPool) -> None:
+    for number, due in enumerate([50.0, 40.0, 30.0, 10.0, 20.0]):
+        pool.submit(job(number), due)
+    first = pool.orders()
+    assert [order.number for order in first] == [0, 1]
+    assert DEPTH == 2
+    pool.answer(first[0])
+    pool.result(0)
+    assert pool.numbers() == [3]
+    pool.answer(first[1])
+    pool.result(1)
+    assert pool.numbers() == [4]
+
+
+def test_the_least_busy_worker_is_told(pool: HandPool) -> None:
+    two = HandPool(2)
+    for number in range(5):
+        two.submit(job(number), float(number))
+    assert (two.numbers(0), two.numbers(1)) == ([0, 2], [1, 3])
+    two.close()
+
+
+def test_results_that_wait_are_bounded_until_one_is_asked_for(pool: HandPool) -> None:
+    for number in range(12):
+        pool.submit(job(number), float(number))
+    told: list[int] = []
+    for _ in range(12):
+        for order in pool.orders():
+            told.append(order.number)
+            pool.answer(order)
+        if pool._workers[0].orders:
+            pool._collect()
+            pool._pump()
+    assert told == list(range(AHEAD + 1)), "four wait, and one more was under way"
+    for number in range(3):
+        pool.result(number)
+    assert pool.numbers() == [5, 6]
+
+
+def test_an_urgent_job_goes_before_the_bound(pool: HandPool) -> None:
+    for number in range(AHEAD):
+        pool.submit(job(number), 0.0)
+    for _ in range(AHEAD):
+        for order in pool.orders():
+            pool.answer(order)
+        pool._collect()
+        pool._pump()
+    assert len(pool._results) == AHEAD
+    pool.submit(job(99), 5.0)
+    assert pool.numbers() == []
+    pool._pump(asked=99)
+    assert pool.numbers() == [99]
+
+
+def test_what_falls_past_the_end_is_trained_only_when_asked_for() -> None:
+    pool = HandPool(wanted=frozenset({0, 2}))
+    for number in range(4):
+        pool.submit(job(number), float(number))
+    assert pool.numbers() == [0, 2]
+    pool.close()
+    assert pool.num_trained == 0
+    later = HandPool(wanted=frozenset())
+    later.submit(job(7), 1.0)
+    assert later.numbers() == []
+    later._pending.append((float("-inf"), 7))
+    later._pump()
+    (order,) = later.orders()
+    later.answer(order)
+    assert later.result(7).metrics == {"number": 7.0}
+    assert later.num_trained == 1
+    later.close()
+
+
+def test_weights_and_control_variates_go_and_come_through_shared_memory(pool: HandPool) -> None:
+    control = torch.tensor([0.5, 1.0, 1.5, 2.0])
+    pool.submit(job(3, client=5, version=2, control=control), 1.0)
+    (order,) = pool.orders()
+    assert (order.client, order.version, order.seed) == (5, 2, 3)
+    assert (order.has_control, order.has_correction) == (True, False)
+    pool.answer(order)
+    update = pool.result(3)
+    assert torch.equal(update.delta, 2 * model(2).weights.params)
+    assert torch.equal(update.buffers, model(2).weights.buffers + 1)
+    assert torch.equal(update.correction, 10 * control)
+    assert (update.client, update.base_version, update.num_examples, update.num_steps) == (5, 2, 5, 3)
+    assert control.tolist() == [0.5, 1.0, 1.5, 2.0]
+
+
+def test_results_are_copies_that_the_next_job_does_not_touch(pool: HandPool) -> None:
+    pool.submit(job(0, version=1), 0.0)
+    first = finish(pool, 0)
+    kept = first.delta.clone()
+    for number in range(1, 6):
+        pool.submit(job(number, version=number + 5), 0.0)
+        finish(pool, number)
+    assert torch.equal(first.delta, kept)
+
+
+def test_shared_memory_is_used_again(pool: HandPool) -> None:
+    """Fifty jobs from fifty versions need one segment for the model and one for the result."""
+    for number in range(50):
+        pool.submit(job(number, version=number), 0.0)
+        assert torch.equal(finish(pool, number).delta, 2 * model(number).weights.params)
+    assert len(pool._segments._all) == 2
+    assert not pool._models
+
+
+def test_jobs_from_one_version_share_its_segment(pool: HandPool) -> None:
+    pool.submit(job(0, version=4), 0.0)
+    pool.submit(job(1, version=4), 0.0)
+    one, other = pool.orders()
+    assert one.model == other.model
+    assert one.result != other.result
+
+
+def test_a_cancelled_job_that_waits_is_never_trained(pool: HandPool) -> None:
+    for number in range(4):
+        pool.submit(job(number), float(number))
+    pool.cancel(2)
+    told = []
+    while not told or told[-1] != 3:
+        orders = pool.orders()
+        told += [order.number for order in orders]
+        for order in orders:
+            pool.answer(order)
+        pool._collect()
+        pool._pump()
+    assert told == [0, 1, 3]
+
+
+def test_a_cancelled_job_under_way_is_thrown_away(pool: HandPool) -> None:
+    pool.submit(job(0), 0.0)
+    pool.submit(job(1), 1.0)
+    pool.cancel(0)
+    assert finish(pool, 1).metrics == {"number": 1.0}
+    assert pool._results == {}
+    assert pool._cancelled == set()
+    assert pool.num_trained == 2
+
+
+def test_a_cancelled_result_is_thrown_away(pool: HandPool) -> None:
+    pool.submit(job(0), 0.0)
+    pool.submit(job(1), 1.0)
+    finish(pool, 1)
+    assert set(pool._results) == {0}
+    pool.cancel(0)
+    assert pool._results == {}
+
+
+def test_cancelling_what_was_never_submitted_is_forgotten(pool: HandPool) -> None:
+    """A dropout has no job, and a run may have millions of them."""
+    pool.cancel(17)
+    assert pool._cancelled == set()
+
+
+def test_a_clients_failure_is_told_with_its_number(pool: HandPool) -> None:
+    pool.submit(job(0, client=42), 0.0)
+    pool.fail(pool.orders()[0])
+    with pytest.raises(WorkerError, match=r"training of client 42 failed: division by zero"):
+        pool.result(0)
+
+
+def test_a_failure_that_was_cancelled_is_nobodys(pool: HandPool) -> None:
+    pool.submit(job(0, client=42), 0.0)
+    pool.submit(job(1), 1.0)
+    pool.cancel(0)
+    first, second = pool.orders()
+    pool.fail(first)
+    pool.answer(second)
+    assert pool.result(1).metrics == {"number": 1.0}
+
+
+@pytest.mark.parametrize("in_mid_word", [False, True], ids=["between answers", "in the middle of one"])
+def test_a_dead_workers_jobs_go_to_its_replacement(pool: HandPool, in_mid_word: bool) -> None:
+    pool.submit(job(0, client=1, control=torch.ones(4)), 0.0)
+    pool.submit(job(1, client=2), 1.0)
+    pool.orders()
+    pool.kill(in_mid_word=in_mid_word)
+    pool._collect()
+    pool._pump()
+    assert pool.processes[0].joined
+    again = pool.orders(worker=1)
+    assert [order.number for order in again] == [0, 1]
+    for order in again:
+        pool.answer(order, worker=1)
+    assert pool.result(0).correction.tolist() == [10.0] * 4
+    assert pool.result(1).metrics == {"number": 1.0}
+    assert pool.num_trained == 2
+
+
+def test_a_worker_that_died_while_nobody_looked_is_replaced_when_it_is_told(pool: HandPool) -> None:
+    """The parent distils for seconds at a time; a worker may be gone when the next job is submitted."""
+    pool.submit(job(0), 0.0)
+    pool.orders()
+    pool.kill()
+    pool.submit(job(1), 1.0)
+    if len(pool.ends) == 1:  # it may be found out at once, or by the next look
+        pool._collect()
+    pool._pump()
+    assert sorted(pool.numbers(worker=1)) == [0, 1]
+
+
+def test_workers_that_keep_dying_end_the_run(pool: HandPool) -> None:
+    pool.submit(job(0), 0.0)
+    for worker in range(MAX_RESTARTS):
+        pool.kill(worker)
+        pool._collect()
+        pool._pump()
+    pool.kill(MAX_RESTARTS)
+    with pytest.raises(WorkerError, match=r"workers keep dying \(exit code -9\)"):
+        pool.result(0)
+
+
+def test_closing_stops_who_is_busy_and_removes_the_shared_memory() -> None:
+    pool = HandPool(2)
+    pool.submit(job(0), 0.0)
+    (order,) = pool.orders()
+    files = [Path("/dev/shm") / name for name in (order.model, order.result)]  # noqa: S108
+    assert all(file.exists() for file in files)
+    pool.close()
+    assert [process.terminated for process in pool.processes] == [True, False]
+    assert all(process.joined for process in pool.processes)
+    assert not any(file.exists() for file in files)
+    pool.close()
+    assert all(end.poll() for end in pool.ends), "their ends of the pipes say that it is over"
+
+
+def test_no_workers_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"workers must be at least 1, got 0"):
+        PoolExecutor(num_workers=0, layout=LAYOUT, make_trainer=lambda: None)  # type: ignore[arg-type,return-value]
+    assert pool_module.MAX_RESTARTS == 3
