@@ -18,7 +18,7 @@ from fedecho.core.types import Dispatch, GlobalModel
 from fedecho.learning.local import LocalTraining
 from fedecho.learning.trainer import Trainer
 from fedecho.models.row_norm import with_row_norm
-from fedecho.simulation.executors.captured import Plan, Slot, sgd_update
+from fedecho.simulation.executors.captured import Plan, Slot, batch_under_cursor, sgd_update, weighted_loss
 from fedecho.simulation.executors.executor import Job
 from fedecho.tasks.cifar import CifarTask
 
@@ -42,7 +42,10 @@ def plan_of(task: CifarTask, local: LocalTraining, precision: Precision) -> Plan
         num_examples=[CLIENT_IMAGES] * NUM_CLIENTS,
         local=local,
         layout=Layout.of(task.network(0)),
+        resident=task.resident(),
+        batch=batch_under_cursor(task, precision),
         forward=forward_of(module, precision),
+        loss=weighted_loss(task, precision),
         update=sgd_update(local, precision),
         precision=precision,
         device=torch.device("cuda"),

@@ -55,9 +55,9 @@ class Noting(Distiller):
 
     gradients: list[Tensor] = field(default_factory=list, compare=False)
 
-    def _step(self, adam: Adam, params: Tensor, grad: Tensor) -> Adam:
+    def step(self, adam: Adam, params: Tensor, grad: Tensor) -> Adam:
         self.gradients.append(grad.clone())
-        return super()._step(adam, params, grad)
+        return super().step(adam, params, grad)
 
 
 def distil(distiller: Distiller, student: Student, weights: Weights, adam: Adam | None = None, seed: int = 0) -> Any:

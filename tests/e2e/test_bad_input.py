@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from fedecho import load, simulate
 from fedecho.cli import app
 
 
@@ -121,9 +122,12 @@ def test_a_folder_that_holds_a_run_is_not_touched(tmp_path: Path) -> None:
 
 
 def test_a_record_of_another_configuration_than_its_checkpoint(tmp_path: Path) -> None:
-    short = ["--versions", "2", "--set", "local.num_local_steps=1", "--set", "task.width=1"]
-    assert fedecho("run", "digits", *short, "--out", "run").exit_code == 0
-    (tmp_path / "run" / "summary.json").unlink()
+    def stop(moment: object, scores: object) -> None:
+        if list(tmp_path.glob("run/checkpoint-*")):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        simulate(load("digits", versions=3), out=tmp_path / "run", checkpoint_s=0.0, watch=stop)
     record = tmp_path / "run" / "run.jsonl"
     record.write_text(record.read_text().replace('"client_lr":0.05', '"client_lr":0.06', 1))
     one_clear_line(fedecho("resume", "run"), "another configuration")

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from hand_pool import HandPool
 
 
 @pytest.fixture(autouse=True)
@@ -12,3 +13,11 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def pool() -> Iterator[HandPool]:
+    """One worker, played by the test."""
+    one = HandPool()
+    yield one
+    one.close()

@@ -1,6 +1,6 @@
 """What a task must offer so that its training can be captured as a CUDA graph, and the pieces that a capture is made of."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -18,13 +18,27 @@ class Capturable(Protocol):
 
     def on(self, device: str) -> Any: ...
 
-    def rows_of(self, client: int) -> Tensor: ...
+    def rows_of(self, client: int) -> Tensor:
+        """A client's rows of the resident data."""
+        ...
 
-    def draw(self, num: int, generator: torch.Generator) -> Tensor: ...
+    def draw(self, num: int, generator: torch.Generator) -> Tensor:
+        """A number for each image that says how it is augmented."""
+        ...
 
-    def pick(self, rows: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]: ...
+    def resident(self) -> tuple[Tensor, ...]:
+        """The data on the device, as ``pick`` wants it."""
+        ...
 
-    def row_losses(self, logits: Tensor, labels: Tensor) -> Tensor: ...
+    @staticmethod
+    def pick(resident: tuple[Tensor, ...], rows: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
+        """(images, labels). A function of tensors alone, so that it can be compiled."""
+        ...
+
+    @staticmethod
+    def row_losses(logits: Tensor, labels: Tensor) -> Tensor:
+        """The loss of every row, a function of tensors alone too."""
+        ...
 
     def unlabeled_images(self, rows: Tensor) -> Tensor: ...
 
@@ -39,19 +53,19 @@ class Precision:
 
 
 class DeviceWeights:
-    """A model at fixed addresses on the device: fp32 master vectors, and low-precision copies for the layers that compute in them.
-
-    Norm layers read their parameters from the master; everything with two or more dimensions from the copy.
-    """
+    """A model at fixed addresses on the device: fp32 master vectors, and a low-precision copy of the matrices and kernels."""
 
     def __init__(self, layout: Layout, device: torch.device, dtype: torch.dtype) -> None:
+        self.layout, self.num_matrix = layout, layout.num_matrix_params
         self.params = torch.zeros(layout.num_params, device=device)
         self.buffers = torch.zeros(layout.num_buffers, device=device)
-        self.low = self.params if dtype == torch.float32 else torch.zeros(layout.num_params, device=device, dtype=dtype)
+        self.masters = (self.params[: self.num_matrix], self.params[self.num_matrix :])
+        """The matrices and the vectors of the master."""
+        self.low = self.masters[0] if dtype == torch.float32 else self.masters[0].to(dtype)
         self.named: dict[str, Tensor] = {}
         for part in layout.params:
-            wide = len(part.shape) >= 2 or part.name.startswith("head")
-            self.named[part.name] = part.view(self.low if wide else self.params).requires_grad_()
+            matrix = part.offset < self.num_matrix
+            self.named[part.name] = part.view(self.low if matrix else self.params).requires_grad_()
         self.named_buffers = {part.name: part.view(self.buffers) for part in layout.buffers}
 
     def load(self, weights: Weights) -> None:
@@ -60,8 +74,20 @@ class DeviceWeights:
         self.refresh()
 
     def refresh(self) -> None:
-        if self.low is not self.params:
-            self.low.copy_(self.params)
+        if self.low is not self.masters[0]:
+            self.low.copy_(self.masters[0])
+
+    def gradients(self, loss: Tensor) -> tuple[Tensor, Tensor]:
+        """d loss as two flat vectors, of the matrices (low precision) and of the vectors: two kernels for all parts."""
+        grads = torch.autograd.grad(loss, list(self.named.values()))
+        flat = [_flat(grad) for grad in grads]
+        split = next((k for k, part in enumerate(self.layout.params) if part.offset >= self.num_matrix), len(flat))
+        return torch.cat(flat[:split]), torch.cat(flat[split:])
+
+
+def _flat(grad: Tensor) -> Tensor:
+    """In the order of the layout: kernels channels last."""
+    return grad.permute(0, 2, 3, 1).reshape(-1) if grad.ndim == 4 else grad.reshape(-1)
 
 
 Forward = Callable[[Mapping[str, Tensor], Mapping[str, Tensor], Tensor, Tensor], Tensor]
@@ -70,10 +96,17 @@ Forward = Callable[[Mapping[str, Tensor], Mapping[str, Tensor], Tensor, Tensor],
 
 def forward_of(module: nn.Module, precision: Precision) -> Forward:
     """The module as a function of its tensors: compiled once, it serves every copy of the weights."""
+    state = module.state_dict()
     norms = [name for name, _ in module.named_buffers() if name.endswith("row_weight")]
+
+    biases = [
+        name for name, _ in module.named_parameters() if name.endswith("bias") and name[:-4] + "running_mean" not in state
+    ]
 
     def forward(params: Mapping[str, Tensor], buffers: Mapping[str, Tensor], images: Tensor, row_weight: Tensor) -> Tensor:
         tensors = {**params, **buffers, **dict.fromkeys(norms, row_weight)}
+        for name in biases:  # of layers that compute in low precision
+            tensors[name] = tensors[name].to(precision.dtype)
         logits: Tensor = functional_call(module, tensors, (images.to(precision.dtype),))
         return logits.float()
 
@@ -92,8 +125,3 @@ def captured(work: Callable[[], None], stream: torch.cuda.Stream, warm_ups: int 
             work()
     torch.cuda.current_stream().wait_stream(stream)
     return graph
-
-
-def gather_grads(into: Tensor, layout: Layout, grads: Sequence[Tensor]) -> None:
-    """The gradients of all parts into one flat vector, in one kernel."""
-    torch._foreach_copy_([part.view(into) for part in layout.params], list(grads))

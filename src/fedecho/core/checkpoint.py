@@ -108,6 +108,12 @@ def load_checkpoint(folder: Path, say: Callable[[str], None] = lambda text: None
     return None
 
 
+def remove_checkpoints(folder: Path) -> None:
+    """A finished run needs none."""
+    for path in _checkpoints(folder):
+        path.unlink(missing_ok=True)
+
+
 def _checkpoints(folder: Path) -> list[Path]:
     return sorted(folder.glob("checkpoint-*.safetensors"), reverse=True)
 

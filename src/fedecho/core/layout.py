@@ -58,12 +58,19 @@ class Layout:
 
     @classmethod
     def of(cls, module: nn.Module) -> "Layout":
-        trainable = ((name, p) for name, p in module.named_parameters() if p.requires_grad)
+        """Matrices and kernels come first, vectors (norms, biases) after them: each kind is then one slice of ``params``."""
+        trainable = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        trainable.sort(key=lambda named: named[1].ndim < 2)
         return cls(tuple(_parts(trainable)), tuple(_parts(_state_buffers(module))))
 
     @cached_property
     def num_params(self) -> int:
         return sum(part.size for part in self.params)
+
+    @cached_property
+    def num_matrix_params(self) -> int:
+        """How many of the params lie in matrices and kernels, which come first."""
+        return sum(part.size for part in self.params if len(part.shape) >= 2)
 
     @cached_property
     def num_buffers(self) -> int:

@@ -178,7 +178,7 @@ def _receive(response: HTTPResponse, part: Path, start: int, progress: Progress)
     if response.status == 206:
         sent = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", response.headers.get("Content-Range", ""))
         if sent is None or int(sent[1]) != start:
-            part.unlink()
+            part.unlink(missing_ok=True)
             raise _BrokenOffError("the server sent another part than it was asked for")
         total = int(sent[2])
     done = start if response.status == 206 else 0
@@ -186,9 +186,8 @@ def _receive(response: HTTPResponse, part: Path, start: int, progress: Progress)
         while block := _block(response):
             done += len(block)
             if max(done, total or 0) > MAX_BYTES:
-                raise FetchError(
-                    f"{part.name} would be larger than {MAX_BYTES} bytes: that is not the published file; remove it"
-                )
+                part.unlink()
+                raise FetchError(f"{response.url} sends more than {MAX_BYTES} bytes: it is not the published file; try later")
             file.write(block)
             progress(done, total)
     if total is not None and done != total:

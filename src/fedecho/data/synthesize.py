@@ -2,7 +2,7 @@
 
 Image i is denoised with the noise at (seed, i) alone. Its bytes come out the same on the same machine, with the same versions
 and the same batches; a resumed run keeps its batches, so it gives the bytes of one that never stopped. Another batch size or
-another machine may sum in another order: the image is the same to the eye, but round-off can flip a byte here and there.
+another machine may sum in another order, and round-off can then change bytes.
 """
 
 import hashlib
@@ -51,15 +51,13 @@ def synthesize(
     given. A run that was stopped goes on from the last finished batch when it is called again with the same settings.
     """
     _check(num=num, size=size, batch_size=batch_size)
-    diffusers = _diffusers()
+    device, diffusers = _device(device), _diffusers()
     folder = _find(model, diffusers)
-    pipeline = _load(model, folder, diffusers, _device(device))
+    pipeline = _load(model, folder, diffusers).to(device)
     steps = _steps(pipeline, steps)
-    settings = {
-        **_origin(model, folder, pipeline),
-        **{"steps": steps, "seed": seed, "count": num, "size": size, "batch_size": batch_size},
-        **{"device": pipeline.device.type, "diffusers": diffusers.__version__, "torch": str(torch.__version__)},
-    }
+    settings = _origin(model, folder, pipeline)
+    settings |= {"steps": steps, "seed": seed, "count": num, "size": size, "batch_size": batch_size}
+    settings |= {"device": pipeline.device.type, "diffusers": diffusers.__version__, "torch": str(torch.__version__)}
     parts = _beside(out, ".parts")
     if not _is_finished(out, parts, settings):
         parts.mkdir(parents=True, exist_ok=True)
@@ -96,15 +94,14 @@ def _device(name: str | None) -> str:
 
 def _find(model: str, diffusers: Any) -> Path:
     """The model's folder. The hub is asked only for what is no folder here and could be a name there."""
-    if Path(model).is_dir():
-        _check_unconditional(model, Path(model), diffusers)
-        return Path(model)
-    if not HUB_NAME.fullmatch(model):
+    here = Path(model).is_dir()
+    if not here and not HUB_NAME.fullmatch(model):
         raise ValueError(f"there is no model folder {model}: give one, or a name at the hub such as {PAPER_MODEL}")
-    hub = importlib.import_module("huggingface_hub")
+    download = importlib.import_module("huggingface_hub").snapshot_download
     # The index comes first: a model of no use here is refused before gigabytes of it are fetched.
-    _check_unconditional(model, _fetch(model, partial(hub.snapshot_download, allow_patterns=[INDEX])), diffusers)
-    return _fetch(model, diffusers.DiffusionPipeline.download)
+    folder = Path(model) if here else _fetch(model, partial(download, allow_patterns=[INDEX]))
+    _check_unconditional(model, folder, diffusers)
+    return folder if here else _fetch(model, diffusers.DiffusionPipeline.download)
 
 
 def _fetch(name: str, download: Callable[[str], str]) -> Path:
@@ -130,13 +127,13 @@ def _check_unconditional(model: str, folder: Path, diffusers: Any) -> None:
         )
 
 
-def _load(model: str, folder: Path, diffusers: Any, device: str) -> Any:
+def _load(model: str, folder: Path, diffusers: Any) -> Any:
     try:
         pipeline = diffusers.DiffusionPipeline.from_pretrained(str(folder), low_cpu_mem_usage=False)
     except (OSError, ValueError) as error:
         raise ValueError(f"{model} cannot be loaded: {str(error).splitlines()[0]}") from error
     pipeline.set_progress_bar_config(disable=True)
-    return pipeline.to(device)
+    return pipeline
 
 
 def _steps(pipeline: Any, steps: int | None) -> int:

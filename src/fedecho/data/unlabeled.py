@@ -11,7 +11,7 @@ import numpy as np
 from fedecho.core.rng import numpy_rng
 from fedecho.data.cifar import read_cifar10, read_cifar100
 from fedecho.data.images import Images, Pixels, Rows, taken
-from fedecho.data.locate import FOLDERS, MissingDataError, data_folder, find, remedy
+from fedecho.data.locate import FOLDERS, MissingDataError, data_folder, remedy
 from fedecho.data.stl10 import map_stl10
 
 if TYPE_CHECKING:
@@ -49,19 +49,14 @@ def read_unlabeled(source: str, data_dir: Path | None, num: int, seed: int, size
 
 
 def _named(source: str, folder: Path) -> Pool:
-    stand_in = folder / f"{source}-32.npy"
-    if source not in FOLDERS and not stand_in.is_file():
-        raise MissingDataError(f"{source} is missing: there is no {stand_in.name} in {folder}; {remedy(source)}")
-    try:
-        official = find(source, folder) if source in FOLDERS else None
-    except MissingDataError as missing:
-        if not stand_in.is_file():
-            raise MissingDataError(f"{missing} (nor is there a {stand_in.name} to stand in for it)") from None
-        official = None
-    if official is not None:
-        return _official(source, official)
-    absent = f", in place of {source}'s official files" if source in FOLDERS else ""
-    return _array_file(stand_in, f"{stand_in.name}{absent}")
+    names, stand_in = FOLDERS.get(source, ()), folder / f"{source}-32.npy"
+    for name in names:
+        if (folder / name).is_dir():
+            return _official(source, folder / name)
+    if not stand_in.is_file():
+        looked_for = " or ".join((*names, stand_in.name))
+        raise MissingDataError(f"{source} is missing: there is no {looked_for} in {folder}; {remedy(source)}")
+    return _array_file(stand_in, f"{stand_in.name}, in place of {source}'s official files" if names else stand_in.name)
 
 
 def _official(source: str, folder: Path) -> Pool:
@@ -101,9 +96,11 @@ def _image_folder(folder: Path) -> Pool:
     paths = sorted((path for path in found if path.is_file()), key=lambda path: path.relative_to(folder).as_posix())
     if not paths:
         raise MissingDataError(f"there are no images in {folder}: it must hold {', '.join(sorted(SUFFIXES))} files")
-    return Pool(
-        len(paths), f"{folder}, {len(paths)} images", lambda rows, size: np.stack([_read(paths[row], size) for row in rows])
-    )
+
+    def take(rows: Rows, size: int) -> Pixels:
+        return np.stack([_read(paths[row], size) for row in rows])
+
+    return Pool(len(paths), f"{folder}, {len(paths)} images", take)
 
 
 def _pillow() -> None:

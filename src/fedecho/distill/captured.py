@@ -1,12 +1,13 @@
 """The student on a GPU: teacher inference and the distillation step as CUDA graphs."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedecho.core.capture import Capturable, DeviceWeights, Forward, Precision, captured, gather_grads
+from fedecho.core.capture import Capturable, DeviceWeights, Forward, Precision, captured
 from fedecho.core.types import Weights
 from fedecho.distill.distiller import Adam, Distiller
 from fedecho.distill.loss import clip_factor, distillation_loss
@@ -21,7 +22,7 @@ class DeviceStudent:
     ) -> None:
         device = student.device
         self.layout = student.network.layout
-        self.task, self.train, self.evaluate = task, train, evaluate
+        self.task, self.train, self.evaluate, self.precision = task, train, evaluate, precision
         self.weights = DeviceWeights(self.layout, device, precision.dtype)
         self.stream = torch.cuda.Stream(device)
         self.full = torch.full((size,), 1.0 / size, device=device)
@@ -35,6 +36,25 @@ class DeviceStudent:
     def _logits(self, rows: Tensor) -> Tensor:
         images = self.task.unlabeled_images(rows)
         return self.evaluate(self.weights.named, self.weights.named_buffers, images, self.full)
+
+
+AdamUpdate = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
+
+
+def adam_update(distiller: Distiller, precision: Precision) -> AdamUpdate:
+    """As ``Distiller.step`` on a clipped gradient, with the number of steps on the device: compiled, one pass over memory."""
+    beta1, beta2, eps, distill_lr = distiller.beta1, distiller.beta2, distiller.eps, distiller.distill_lr
+
+    def update(params: Tensor, low: Tensor, grad: Tensor, factor: Tensor, first: Tensor, second: Tensor, count: Tensor) -> None:
+        clipped = grad.float() * factor
+        first.lerp_(clipped, 1 - beta1)
+        second.mul_(beta2).addcmul_(clipped, clipped, value=1 - beta2)
+        scale = (second / (1 - beta2**count)).sqrt() + eps
+        params.sub_(first / scale * (distill_lr / (1 - beta1**count)))
+        if low is not params:
+            low.copy_(params)
+
+    return torch.compile(update, dynamic=False) if precision.compiled else update
 
 
 class InferGraph:
@@ -64,8 +84,8 @@ class TeachGraph:
         self.seen = torch.zeros(num_steps, 5, device=device)
         self.cursor = torch.zeros(1, dtype=torch.long, device=device)
         self.count = torch.zeros((), device=device)
-        self.grads = torch.zeros_like(weights.params)
         self.first, self.second = torch.zeros_like(weights.params), torch.zeros_like(weights.params)
+        self.adam = adam_update(distiller, device_student.precision)
         self.graph = captured(self._step, device_student.stream)
 
     def _step(self) -> None:
@@ -74,24 +94,19 @@ class TeachGraph:
         forward = net.train if distiller.batch_norm == "train" else net.evaluate
         logits = forward(weights.named, weights.named_buffers, net.task.unlabeled_images(rows), net.full)
         parts = distillation_loss(logits, self.teacher[rows], distiller.alpha_min, distiller.alpha_max)
-        gather_grads(self.grads, net.layout, torch.autograd.grad(parts.loss, list(weights.named.values())))
-        norm = torch.linalg.vector_norm(self.grads)
-        self.grads.mul_(clip_factor(norm, distiller.clip_norm))
-        self._adam()
-        weights.refresh()
+        grads = weights.gradients(parts.loss)
+        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(grad.float()) for grad in grads]))
+        self.count.add_(1)
+        factor, matrix = clip_factor(norm, distiller.clip_norm), weights.num_matrix
+        for master, low, grad, part in (
+            (weights.masters[0], weights.low, grads[0], slice(None, matrix)),
+            (weights.masters[1], weights.masters[1], grads[1], slice(matrix, None)),
+        ):
+            self.adam(master, low, grad, factor, self.first[part], self.second[part], self.count)
         clipped = (norm > distiller.clip_norm).float()
         seen = torch.stack([parts.loss.detach(), parts.entropy, parts.soft_weight, norm, clipped])
         self.seen.index_copy_(0, self.cursor, seen[None])
         self.cursor.add_(1)
-
-    def _adam(self) -> None:
-        """As ``Distiller.step``, with the number of steps on the device."""
-        d = self.distiller
-        self.count.add_(1)
-        self.first.lerp_(self.grads, 1 - d.beta1)
-        self.second.mul_(d.beta2).addcmul_(self.grads, self.grads, value=1 - d.beta2)
-        scale = (self.second / (1 - d.beta2**self.count)).sqrt_().add_(d.eps)
-        self.net.weights.params.sub_(self.first / scale * (d.distill_lr / (1 - d.beta1**self.count)))
 
     def run(self, adam: Adam, weights: Weights, teacher: Tensor, batches: list[Tensor]) -> tuple[Adam, Weights, Tensor]:
         self.teacher.copy_(teacher)

@@ -17,7 +17,7 @@ from fedecho.distill.student import Student
 from fedecho.experiments.experiment import Experiment
 from fedecho.learning.trainer import Trainer
 from fedecho.models.row_norm import with_row_norm
-from fedecho.simulation.executors.captured import Plan, sgd_update
+from fedecho.simulation.executors.captured import Plan, batch_under_cursor, sgd_update, weighted_loss
 from fedecho.simulation.executors.cuda import CudaExecutor
 from fedecho.simulation.executors.executor import Executor
 from fedecho.simulation.executors.serial import SerialExecutor
@@ -56,7 +56,10 @@ class GpuParts:
             num_examples=[task.num_examples(client) for client in range(task.num_clients)],
             local=local,
             layout=self.network.layout,
+            resident=task.resident(),
+            batch=batch_under_cursor(task, self.precision),
             forward=self._forward(training=True),
+            loss=weighted_loss(task, self.precision),
             update=sgd_update(local, self.precision),
             precision=self.precision,
             device=self.device,

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from fedecho.core.checkpoint import decode, load_checkpoint, save_checkpoint, write_atomically
+from fedecho.core.checkpoint import decode, load_checkpoint, remove_checkpoints, save_checkpoint, write_atomically
 from fedecho.core.drive import Moment, drive
 from fedecho.core.types import Weights
 from fedecho.experiments.build import Execution, ExecutorName, Simulation, assembled, one_thread
@@ -108,11 +108,17 @@ class _Run:
         self.config = _config_of(simulation.experiment)
         self.num_moments = 0
         self.real_before = 0.0
+        self.save_cost_s = 0.0
         self.began = self.saved_at = time.perf_counter()
 
     @property
     def real_s(self) -> float:
         return self.real_before + time.perf_counter() - self.began
+
+    @property
+    def _pause_s(self) -> float:
+        """Between two checkpoints: as asked, but never so often that they take more than a twentieth of the time."""
+        return max(self.checkpoint_s, 20 * self.save_cost_s) if self.checkpoint_s else 0.0
 
     def open(self, resume: bool, execution: Line, say: Callable[[str], None]) -> None:
         runtimes = self.simulation.runtimes
@@ -149,7 +155,7 @@ class _Run:
         self.watch(moment, scores)
         if self.stop():
             return True
-        if self.folder is not None and time.perf_counter() - self.saved_at >= self.checkpoint_s:
+        if self.folder is not None and time.perf_counter() - self.saved_at >= self._pause_s:
             self._save()
         return False
 
@@ -169,6 +175,7 @@ class _Run:
     def _save(self) -> None:
         if self.folder is None:
             return
+        began = time.perf_counter()
         state = {
             "fingerprint": self._fingerprint,
             "server": self.simulation.server.snapshot(),
@@ -179,6 +186,7 @@ class _Run:
         }
         save_checkpoint(self.folder, self.num_moments, state)
         self.saved_at = time.perf_counter()
+        self.save_cost_s = self.saved_at - began
 
     def _restore(self, say: Callable[[str], None]) -> int | None:
         """Take up the newest checkpoint; its place in the record, or None if the run never came to one."""
@@ -229,10 +237,11 @@ class _Run:
             **staleness(lines),
         )
         if self.folder is not None:
-            self._save()
+            self.record.sync()
             # One entry: safetensors writes several in an order that changes from process to process.
             write_atomically(self.folder / MODEL, save(named, {"format": "pt"}))
             summary.write(self.folder)
+            remove_checkpoints(self.folder)
         evaluations = [line for line in lines if line["event"] == "evaluation"]
         return Result(summary, evaluations, weights, named, self.folder)
 

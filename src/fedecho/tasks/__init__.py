@@ -3,8 +3,9 @@
 from typing import Any
 
 from fedecho.core.task import Task
+from fedecho.tasks.cifar import CifarTask
 from fedecho.tasks.digits import DigitsTask
 
-TASKS: dict[str, type[Any]] = {"digits": DigitsTask}
+TASKS: dict[str, type[Any]] = {"digits": DigitsTask, "cifar": CifarTask}
 
-__all__ = ["TASKS", "DigitsTask", "Task"]
+__all__ = ["TASKS", "CifarTask", "DigitsTask", "Task"]

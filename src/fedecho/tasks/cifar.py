@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 
 from fedecho.data.cifar import read_cifar10, read_cifar100
-from fedecho.data.images import Images
+from fedecho.data.images import Images, Pixels
 from fedecho.data.locate import find
 from fedecho.data.partition import DirichletPartitioner, Partitioner
 from fedecho.data.unlabeled import read_unlabeled
@@ -66,7 +66,8 @@ class CifarTask:
         return len(self._parts[client])
 
     def batch(self, client: int, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        return self.pick(self.rows_of(client)[rows].to(self.device), self.draw(len(rows), generator).to(self.device))
+        draws = self.draw(len(rows), generator)
+        return self.pick(self.resident(), self.rows_of(client)[rows].to(self.device), draws.to(self.device))
 
     def loss(self, module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         images, labels = batch
@@ -82,20 +83,26 @@ class CifarTask:
             return torch.full((num,), NUM_CROPS // 2)
         return torch.randint(2 * NUM_CROPS, (num,), generator=generator)
 
-    def pick(self, rows: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
+    def resident(self) -> tuple[Tensor, ...]:
+        return self._padded, self._labels, *_mean_and_std(self._padded.device)
+
+    @staticmethod
+    def pick(resident: tuple[Tensor, ...], rows: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
         """Training images, cropped and flipped on their device, and their labels."""
+        padded, labels, mean, std = resident
         side = torch.arange(SIDE, device=rows.device)
         flip, crop = draws // NUM_CROPS, draws % NUM_CROPS
         down = (crop // (2 * PAD + 1))[:, None] + side
         across = torch.where(flip[:, None] == 1, SIDE - 1 - side, side) + (crop % (2 * PAD + 1))[:, None]
-        pixels = self._padded[rows[:, None, None], down[:, :, None], across[:, None, :]]
-        return normalized(pixels), self._labels[rows]
+        pixels = padded[rows[:, None, None], down[:, :, None], across[:, None, :]]
+        return normalized(pixels, mean, std), labels[rows]
 
-    def row_losses(self, logits: Tensor, labels: Tensor) -> Tensor:
+    @staticmethod
+    def row_losses(logits: Tensor, labels: Tensor) -> Tensor:
         return cross_entropy(logits, labels, reduction="none")
 
     def unlabeled_images(self, rows: Tensor) -> Tensor:
-        return normalized(self._unlabeled[rows])
+        return self._unlabeled[rows]
 
     def logits(self, module: nn.Module, rows: Tensor) -> Tensor:
         logits: Tensor = module(self.unlabeled_images(rows))
@@ -103,7 +110,7 @@ class CifarTask:
 
     def evaluate(self, module: nn.Module) -> Mapping[str, float]:
         images, labels = self._test
-        return top1(nn.Sequential(_Normalized(), module), images, labels, EVAL_CHUNK)
+        return top1(module, images, labels, EVAL_CHUNK)
 
     @property
     def provenance(self) -> str:
@@ -132,27 +139,26 @@ class CifarTask:
     @cached_property
     def _test(self) -> tuple[Tensor, Tensor]:
         test = self._sets[1]
-        return torch.from_numpy(test.pixels).to(self.device), torch.as_tensor(test.labels).to(self.device)
+        return self._ready(test.pixels), torch.as_tensor(test.labels).to(self.device)
 
     @cached_property
     def _unlabeled_set(self) -> tuple[Tensor, str]:
         folder = None if self.data_dir is None else Path(self.data_dir)
         images = read_unlabeled(self.unlabeled, folder, self.num_unlabeled, self.seed)
-        return torch.from_numpy(np.ascontiguousarray(images.pixels)).to(self.device), images.provenance
+        return self._ready(images.pixels), images.provenance
+
+    def _ready(self, pixels: Pixels) -> Tensor:
+        """Images that are never augmented are normalised once."""
+        on_device = torch.from_numpy(np.ascontiguousarray(pixels)).to(self.device)
+        return normalized(on_device, *_mean_and_std(on_device.device))
 
     @property
     def _unlabeled(self) -> Tensor:
         return self._unlabeled_set[0]
 
 
-class _Normalized(nn.Module):
-    def forward(self, pixels: Tensor) -> Tensor:
-        return normalized(pixels)
-
-
-def normalized(pixels: Tensor) -> Tensor:
+def normalized(pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     """uint8 [n, h, w, 3] as normalised floats [n, 3, h, w], channels last in memory."""
-    mean, std = _mean_and_std(pixels.device)
     return ((pixels.float() / 255.0 - mean) / std).permute(0, 3, 1, 2)
 
 

@@ -7,7 +7,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from fedecho.core.capture import Capturable, DeviceWeights, Forward, Precision, captured, gather_grads
+from fedecho.core.capture import Capturable, DeviceWeights, Forward, Precision, captured
 from fedecho.core.layout import Layout
 from fedecho.core.rng import torch_rng
 from fedecho.core.types import ClientUpdate, Weights
@@ -23,7 +23,10 @@ class Plan:
     num_examples: list[int]
     local: LocalTraining
     layout: Layout
+    resident: tuple[Tensor, ...]
+    batch: "BatchOf"
     forward: Forward
+    loss: "LossOf"
     update: "Update"
     precision: Precision
     device: torch.device
@@ -58,24 +61,26 @@ class Slot:
         self.row_weights = torch.full((plan.max_steps, size), 1.0 / size, device=device)
         self.cursor = torch.zeros(1, dtype=torch.long, device=device)
         self.loss = torch.zeros((), device=device)
-        self.grads = torch.zeros_like(self.weights.params)
-        self.start = torch.zeros_like(self.grads) if plan.local.proximal else None
-        self.shift = torch.zeros_like(self.grads) if plan.local.control_variates else None
+        self.start = torch.zeros_like(self.weights.params) if plan.local.proximal else None
+        self.shift = torch.zeros_like(self.weights.params) if plan.local.control_variates else None
         self.graph = captured(self._step, self.stream)
 
     def _step(self) -> None:
         """One SGD step on the batch under the cursor."""
         plan, weights = self.plan, self.weights
-        numbers = self.numbers.index_select(0, self.cursor)[0]
-        row_weight = self.row_weights.index_select(0, self.cursor)[0]
-        images, labels = plan.task.pick(numbers[0], numbers[1])
+        images, labels, row_weight = plan.batch(plan.resident, self.numbers, self.row_weights, self.cursor)
         logits = plan.forward(weights.named, weights.named_buffers, images, row_weight)
-        loss = (plan.task.row_losses(logits, labels) * row_weight).sum()
-        grads = torch.autograd.grad(loss, list(weights.named.values()))
-        gather_grads(self.grads, plan.layout, grads)
-        plan.update(weights.params, weights.low, self.grads, self.start, self.shift)
+        loss = plan.loss(logits, labels, row_weight)
+        matrix_grad, vector_grad = weights.gradients(loss)
+        matrix, vector = weights.masters
+        plan.update(matrix, weights.low, matrix_grad, *self._extras(slice(None, weights.num_matrix)))
+        plan.update(vector, vector, vector_grad, *self._extras(slice(weights.num_matrix, None)))
         self.loss.add_(loss.detach())
         self.cursor.add_(1)
+
+    def _extras(self, part: slice) -> tuple[Tensor | None, Tensor | None]:
+        """x_s and c - c_i where the method wants them."""
+        return None if self.start is None else self.start[part], None if self.shift is None else self.shift[part]
 
     def begin(self, job: Job, ready: torch.cuda.Event) -> Running:
         """Queue the whole job on the stream; returns at once."""
@@ -158,6 +163,34 @@ def _passes(num_examples: int, size: int, generator: torch.Generator) -> Iterato
         yield from torch.randperm(num_examples, generator=generator).split(size)
 
 
+BatchOf = Callable[[tuple[Tensor, ...], Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+LossOf = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def batch_under_cursor(task: Capturable, precision: Precision) -> BatchOf:
+    """(resident data, numbers and row weights of all steps, cursor) -> (images, labels, row weights)."""
+    pick = task.pick
+
+    def batch(
+        resident: tuple[Tensor, ...], numbers: Tensor, row_weights: Tensor, cursor: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        mine = numbers.index_select(0, cursor)[0]
+        images, labels = pick(resident, mine[0], mine[1])
+        return images.to(precision.dtype), labels, row_weights.index_select(0, cursor)[0]
+
+    return torch.compile(batch, dynamic=False) if precision.compiled else batch
+
+
+def weighted_loss(task: Capturable, precision: Precision) -> LossOf:
+    """The mean loss over the rows that count."""
+    row_losses = task.row_losses
+
+    def loss(logits: Tensor, labels: Tensor, row_weight: Tensor) -> Tensor:
+        return (row_losses(logits, labels) * row_weight).sum()
+
+    return torch.compile(loss, dynamic=False) if precision.compiled else loss
+
+
 Update = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None], None]
 
 
@@ -166,7 +199,7 @@ def sgd_update(local: LocalTraining, precision: Precision) -> Update:
     client_lr, weight_decay, proximal = local.client_lr, local.weight_decay, local.proximal
 
     def update(params: Tensor, low: Tensor, grads: Tensor, start: Tensor | None, shift: Tensor | None) -> None:
-        direction = grads
+        direction = grads.float()
         if start is not None:
             direction = direction + proximal * (params - start)
         if shift is not None:

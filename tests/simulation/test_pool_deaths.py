@@ -1,0 +1,86 @@
+"""A pool whose workers fail or die, and the end of a pool."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from hand_pool import LAYOUT, HandPool, job
+
+from fedecho.simulation.executors.pool import MAX_RESTARTS, PoolExecutor, WorkerError
+
+
+def test_a_clients_failure_is_told_with_its_number(pool: HandPool) -> None:
+    pool.submit(job(0, client=42), 0.0)
+    pool.fail(pool.orders()[0])
+    with pytest.raises(WorkerError, match=r"training of client 42 failed: division by zero"):
+        pool.result(0)
+
+
+def test_a_failure_that_was_cancelled_is_nobodys(pool: HandPool) -> None:
+    pool.submit(job(0, client=42), 0.0)
+    pool.submit(job(1), 1.0)
+    pool.cancel(0)
+    first, second = pool.orders()
+    pool.fail(first)
+    pool.answer(second)
+    assert pool.result(1).metrics == {"number": 1.0}
+
+
+@pytest.mark.parametrize("in_mid_word", [False, True], ids=["between answers", "in the middle of one"])
+def test_a_dead_workers_jobs_go_to_its_replacement(pool: HandPool, in_mid_word: bool) -> None:
+    pool.submit(job(0, client=1, control=torch.ones(4)), 0.0)
+    pool.submit(job(1, client=2), 1.0)
+    pool.orders()
+    pool.kill(in_mid_word=in_mid_word)
+    pool._collect()
+    pool._pump()
+    assert pool.processes[0].joined
+    again = pool.orders(worker=1)
+    assert [order.number for order in again] == [0, 1]
+    for order in again:
+        pool.answer(order, worker=1)
+    assert pool.result(0).correction.tolist() == [10.0] * 4
+    assert pool.result(1).metrics == {"number": 1.0}
+    assert pool.num_trained == 2
+
+
+def test_a_worker_that_died_while_nobody_looked_is_replaced_when_it_is_told(pool: HandPool) -> None:
+    """The parent distils for seconds at a time; a worker may be gone when the next job is submitted."""
+    pool.submit(job(0), 0.0)
+    pool.orders()
+    pool.kill()
+    pool.submit(job(1), 1.0)
+    if len(pool.ends) == 1:  # it may be found out at once, or by the next look
+        pool._collect()
+    pool._pump()
+    assert sorted(pool.numbers(worker=1)) == [0, 1]
+
+
+def test_workers_that_keep_dying_end_the_run(pool: HandPool) -> None:
+    pool.submit(job(0), 0.0)
+    for worker in range(MAX_RESTARTS):
+        pool.kill(worker)
+        pool._collect()
+        pool._pump()
+    pool.kill(MAX_RESTARTS)
+    with pytest.raises(WorkerError, match=r"workers keep dying \(exit code -9\)"):
+        pool.result(0)
+
+
+def test_closing_stops_who_is_busy_and_removes_the_shared_memory() -> None:
+    pool = HandPool(2)
+    pool.submit(job(0), 0.0)
+    (order,) = pool.orders()
+    files = [Path("/dev/shm") / name for name in (order.model, order.result)]  # noqa: S108
+    assert all(file.exists() for file in files)
+    pool.close()
+    assert [process.terminated for process in pool.processes] == [True, False]
+    assert all(process.joined for process in pool.processes)
+    assert not any(file.exists() for file in files)
+    pool.close()
+    assert all(end.poll() for end in pool.ends), "their ends of the pipes say that it is over"
+
+
+def test_no_workers_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"workers must be at least 1, got 0"):
+        PoolExecutor(num_workers=0, layout=LAYOUT, make_trainer=lambda: None)  # type: ignore[arg-type,return-value]
