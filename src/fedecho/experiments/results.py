@@ -1,0 +1,94 @@
+"""Results: one small file for each run behind a number, with all that is needed to make it again."""
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fedecho.core.checkpoint import write_atomically
+from fedecho.experiments.paper import Cell, Settings
+from fedecho.experiments.record import RECORD, Line, read_header
+from fedecho.experiments.run import Watch, simulate
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """A finished cell: its summary, its evaluations, its configuration and where it ran."""
+
+    cell: str
+    summary: dict[str, Any]
+    evaluations: list[Line]
+    config: Line
+    execution: Line
+    software: Line
+    unlabeled: str
+    commit: str
+
+    @property
+    def accuracy(self) -> float:
+        return float(self.summary["last10_accuracy"])
+
+    @property
+    def stand_in(self) -> bool:
+        """Was U not the paper's own set?"""
+        return self.unlabeled.endswith("-32.npy")
+
+
+def path_of(results: Path, cell: Cell) -> Path:
+    return results / cell.table / f"{cell.slug}.json"
+
+
+def read_result(results: Path, cell: Cell) -> CellResult | None:
+    path = path_of(results, cell)
+    try:
+        return CellResult(**json.loads(path.read_text())) if path.is_file() else None
+    except (json.JSONDecodeError, TypeError) as error:
+        raise ValueError(f"{path} is damaged ({error}); remove it to run the cell again") from None
+
+
+def run_cell(
+    cell: Cell,
+    *,
+    results: Path,
+    runs: Path,
+    options: dict[str, Any],
+    extra: Settings = (),
+    watch: Watch | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> CellResult:
+    """Run a cell, or go on with it where it was stopped, and keep its result."""
+    experiment, folder = cell.experiment(extra), runs / cell.table / cell.slug
+    resume = (folder / RECORD).exists()
+    result = simulate(experiment, out=folder, resume=resume, watch=watch, say=say, **options)
+    header = read_header(folder)
+    kept = CellResult(
+        cell=cell.slug,
+        summary=asdict(result.summary),
+        evaluations=[{key: line[key] for key in ("version", "time", "accuracy", "real_s")} for line in result.evaluations],
+        config=header["config"],
+        execution=header["execution"],
+        software=header["software"],
+        unlabeled=_unlabeled(experiment),
+        commit=_commit(),
+    )
+    target = path_of(results, cell)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(target, (json.dumps(asdict(kept), indent=1) + "\n").encode())
+    return kept
+
+
+def _unlabeled(experiment: Any) -> str:
+    uses = hasattr(experiment.algorithm, "distiller") and hasattr(experiment.task, "provenance")
+    return str(experiment.task.provenance) if uses else ""
+
+
+def _commit() -> str:
+    """The commit of the checkout this runs from; FEDECHO_COMMIT says it where there is no checkout."""
+    if "FEDECHO_COMMIT" in os.environ:
+        return os.environ["FEDECHO_COMMIT"]
+    here = Path(__file__).parent
+    found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=False)  # noqa: S607
+    return found.stdout.strip() if found.returncode == 0 else ""
