@@ -13,6 +13,7 @@ from dataclasses import replace
 import torch
 
 from fedecho.core.capture import Precision, forward_of
+from fedecho.core.lanes import mark_here
 from fedecho.core.layout import Layout
 from fedecho.core.types import Dispatch, GlobalModel
 from fedecho.learning.local import LocalTraining
@@ -83,8 +84,7 @@ def streams(plan: Plan, num_slots: int) -> Callable[[], int]:
     model = GlobalModel(0, replace(weights, params=weights.params.cuda(), buffers=weights.buffers.cuda()))
 
     def work() -> int:
-        ready = torch.cuda.Event()
-        ready.record()
+        ready = mark_here(plan.device)
         for number, slot in enumerate(slots):
             slot.begin(Job(Dispatch(number, number, model, number)), ready)
         return num_slots * CLIENT_IMAGES * plan.local.epochs

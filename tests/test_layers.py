@@ -25,7 +25,7 @@ def imported_layers(path: Path) -> set[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
         names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        found |= {name.split(".")[1] for name in names if name.startswith("fedecho.")}
+        found |= {name.split(".")[1] for name in names if name.startswith("fedecho.") and name != "fedecho.version"}
     return found
 
 

@@ -13,9 +13,8 @@ from fedecho.experiments.run import Result, resume, simulate
 from fedecho.learning.local import LocalTraining
 from fedecho.simulation.faults import Faults
 from fedecho.simulation.runtimes import Runtimes
-from fedecho.tasks import TASKS, DigitsTask
-
-__version__ = "0.1.0"
+from fedecho.tasks import TASKS, CifarTask, DigitsTask
+from fedecho.version import __version__
 
 __all__ = [
     "ALGORITHMS",
@@ -26,6 +25,7 @@ __all__ = [
     "Advance",
     "Algorithm",
     "Arrival",
+    "CifarTask",
     "ClientUpdate",
     "Demands",
     "DigitsTask",
@@ -46,6 +46,7 @@ __all__ = [
     "ShardPartitioner",
     "Task",
     "Weights",
+    "__version__",
     "load",
     "resume",
     "simulate",

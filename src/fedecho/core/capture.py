@@ -111,17 +111,3 @@ def forward_of(module: nn.Module, precision: Precision) -> Forward:
         return logits.float()
 
     return torch.compile(forward, dynamic=False) if precision.compiled else forward
-
-
-def captured(work: Callable[[], None], stream: torch.cuda.Stream, warm_ups: int = 3) -> torch.cuda.CUDAGraph:
-    """``work`` as a graph on ``stream``. It is run a few times first: what it changes must be loaded anew before it counts."""
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(warm_ups):
-            work()
-        stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            work()
-    torch.cuda.current_stream().wait_stream(stream)
-    return graph

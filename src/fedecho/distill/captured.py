@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedecho.core.capture import Capturable, DeviceWeights, Forward, Precision, captured
+from fedecho.core.capture import Capturable, DeviceWeights, Forward, Precision
+from fedecho.core.lanes import WARM_UPS, lane_on
 from fedecho.core.types import Weights
 from fedecho.distill.distiller import Adam, Distiller
 from fedecho.distill.loss import clip_factor, distillation_loss
@@ -24,7 +25,7 @@ class DeviceStudent:
         self.layout = student.network.layout
         self.task, self.train, self.evaluate, self.precision = task, train, evaluate, precision
         self.weights = DeviceWeights(self.layout, device, precision.dtype)
-        self.stream = torch.cuda.Stream(device)
+        self.lane = lane_on(device)
         self.full = torch.full((size,), 1.0 / size, device=device)
         self.rows = torch.arange(student.num_unlabeled, device=device)
         self.chunk = student.chunk
@@ -62,7 +63,7 @@ class InferGraph:
 
     def __init__(self, net: DeviceStudent, output: Tensor) -> None:
         self.net, self.output = net, output
-        self.graph = captured(self._infer, net.stream)
+        self.graph = net.lane.capture(self._infer)
 
     def _infer(self) -> None:
         self.output.copy_(self.net.infer_all())
@@ -80,13 +81,14 @@ class TeachGraph:
         self.net, self.distiller = device_student, distiller
         device = weights.params.device
         self.teacher = torch.zeros_like(teacher)
-        self.rows = torch.zeros(num_steps, distiller.batch_size, dtype=torch.long, device=device)
-        self.seen = torch.zeros(num_steps, 5, device=device)
+        room = num_steps + WARM_UPS
+        self.rows = torch.zeros(room, distiller.batch_size, dtype=torch.long, device=device)
+        self.seen = torch.zeros(room, 5, device=device)
         self.cursor = torch.zeros(1, dtype=torch.long, device=device)
         self.count = torch.zeros((), device=device)
         self.first, self.second = torch.zeros_like(weights.params), torch.zeros_like(weights.params)
         self.adam = adam_update(distiller, device_student.precision)
-        self.graph = captured(self._step, device_student.stream)
+        self.graph = device_student.lane.capture(self._step)
 
     def _step(self) -> None:
         distiller, net, weights = self.distiller, self.net, self.net.weights

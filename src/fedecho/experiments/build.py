@@ -120,11 +120,12 @@ def assembled(
 
 @contextmanager
 def _on_gpu(experiment: Experiment, execution: Execution, say: Callable[[str], None]) -> Iterator[Simulation]:
-    from fedecho.experiments.gpu import DTYPES, GpuParts, gpu_settings
+    from fedecho.experiments.gpu import DTYPES, GpuParts, gpu_settings, the_gpu
 
     precision = Precision(DTYPES[execution.precision], execution.deterministic, execution.compiled)
-    with gpu_settings(precision):
-        parts = GpuParts(experiment, precision)
+    device = the_gpu()
+    with gpu_settings(precision, device):
+        parts = GpuParts(experiment, precision, device)
         if parts.eager:
             say(f"training is not captured but eager: {parts.eager}")
         runtimes = _runtimes(experiment)

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from fedecho.core.capture import Capturable, Forward, Precision, forward_of
+from fedecho.core.lanes import server_lane
 from fedecho.core.layout import BoundNetwork, Layout
 from fedecho.core.rng import derive
 from fedecho.core.task import Task
@@ -29,11 +30,8 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 class GpuParts:
     """What a simulation needs of the GPU. ``eager`` says why nothing was captured, or is empty."""
 
-    def __init__(self, experiment: Experiment, precision: Precision) -> None:
-        if not torch.cuda.is_available():
-            raise ValueError("--executor cuda needs an NVIDIA GPU, and torch sees none here; use serial or pool")
-        self.experiment, self.precision = experiment, precision
-        self.device = torch.device("cuda", torch.cuda.current_device())
+    def __init__(self, experiment: Experiment, precision: Precision, device: torch.device) -> None:
+        self.experiment, self.precision, self.device = experiment, precision, device
         self.task: Task = _on(experiment.task, str(self.device))
         module = self.task.network(derive(experiment.seed, "network"))
         self.network: BoundNetwork = Layout.of(module).bind(module, self.device)
@@ -82,7 +80,7 @@ class GpuParts:
 
     def _forward(self, training: bool) -> Forward:
         module = self.task.network(0)
-        return _shared_forward(str(module), training, self.precision, _Template(module))
+        return _shared_forward(str(module), training, self.precision, str(self.device), _Template(module))
 
 
 class _Template:
@@ -99,9 +97,9 @@ class _Template:
 
 
 @cache
-def _shared_forward(description: str, training: bool, precision: Precision, template: _Template) -> Forward:
+def _shared_forward(description: str, training: bool, precision: Precision, device: str, template: _Template) -> Forward:
     """Compiled once for all runs of a process: compiling takes longer than some of them."""
-    module = with_row_norm(template.module).to("cuda")
+    module = with_row_norm(template.module).to(device)
     return forward_of(module.train(training), precision)
 
 
@@ -123,19 +121,22 @@ def _why_not(task: Task, experiment: Experiment, module: nn.Module) -> str:
     return ""
 
 
+def the_gpu() -> torch.device:
+    if not torch.cuda.is_available():
+        raise ValueError("--executor cuda needs an NVIDIA GPU, and torch sees none here; use serial or pool")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
 @contextmanager
-def gpu_settings(precision: Precision) -> Iterator[None]:
-    """The GPU's settings for one run, and the stream that the server works on, ahead of the clients."""
+def gpu_settings(precision: Precision, device: torch.device) -> Iterator[None]:
+    """The settings for one run on a GPU, with the server on a lane of its own."""
     cudnn = torch.backends.cudnn
     before = (cudnn.benchmark, cudnn.deterministic, torch.are_deterministic_algorithms_enabled())
     cudnn.benchmark, cudnn.deterministic = not precision.deterministic, precision.deterministic
     torch.use_deterministic_algorithms(precision.deterministic, warn_only=True)
-    server = torch.cuda.Stream(priority=-1)
-    server.wait_stream(torch.cuda.current_stream())
     try:
-        with torch.cuda.stream(server):
+        with server_lane(device):
             yield
     finally:
-        torch.cuda.synchronize()
         cudnn.benchmark, cudnn.deterministic = before[:2]
         torch.use_deterministic_algorithms(before[2])

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, is_dataclass
 from hashlib import sha256
-from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
@@ -26,6 +25,7 @@ from fedecho.experiments.config import ConfigError, differences, fingerprint, fr
 from fedecho.experiments.experiment import Experiment
 from fedecho.experiments.record import RECORD, Line, Record, arrivals_digest, read_header
 from fedecho.experiments.summary import SUMMARY, Summary, accuracies, staleness
+from fedecho.version import __version__
 
 MODEL = "model.safetensors"
 CHECKPOINT_S = 30.0
@@ -300,7 +300,7 @@ def _header(simulation: Simulation, config: Line | None, execution: Line) -> Lin
         "num_versions": simulation.experiment.num_versions,
         "execution": execution,
         "software": {
-            "fedecho": version("fedecho"),
+            "fedecho": __version__,
             "python": platform.python_version(),
             "torch": torch.__version__,
             "platform": platform.platform(),

@@ -1,4 +1,4 @@
-"""One client's training on a stream of its own, with its SGD step captured as a CUDA graph."""
+"""One client's training in a lane of its own, with its SGD step captured as a CUDA graph."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -7,7 +7,8 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from fedecho.core.capture import Capturable, DeviceWeights, Forward, Precision, captured
+from fedecho.core.capture import Capturable, DeviceWeights, Forward, Precision
+from fedecho.core.lanes import WARM_UPS, Mark, hand_over, lane_on, pinned_zeros
 from fedecho.core.layout import Layout
 from fedecho.core.rng import torch_rng
 from fedecho.core.types import ClientUpdate, Weights
@@ -46,7 +47,7 @@ class Running:
     buffers: Tensor
     correction: Tensor | None
     loss: Tensor
-    done: torch.cuda.Event
+    done: Mark
 
 
 class Slot:
@@ -55,15 +56,16 @@ class Slot:
     def __init__(self, plan: Plan) -> None:
         device, size = plan.device, plan.local.batch_size
         self.plan = plan
-        self.stream = torch.cuda.Stream(device)
+        self.lane = lane_on(device)
         self.weights = DeviceWeights(plan.layout, device, plan.precision.dtype)
-        self.numbers = torch.zeros(plan.max_steps, 2, size, dtype=torch.long, device=device)
-        self.row_weights = torch.full((plan.max_steps, size), 1.0 / size, device=device)
+        room = plan.max_steps + WARM_UPS
+        self.numbers = torch.zeros(room, 2, size, dtype=torch.long, device=device)
+        self.row_weights = torch.full((room, size), 1.0 / size, device=device)
         self.cursor = torch.zeros(1, dtype=torch.long, device=device)
         self.loss = torch.zeros((), device=device)
         self.start = torch.zeros_like(self.weights.params) if plan.local.proximal else None
         self.shift = torch.zeros_like(self.weights.params) if plan.local.control_variates else None
-        self.graph = captured(self._step, self.stream)
+        self.graph = self.lane.capture(self._step)
 
     def _step(self) -> None:
         """One SGD step on the batch under the cursor."""
@@ -82,13 +84,13 @@ class Slot:
         """x_s and c - c_i where the method wants them."""
         return None if self.start is None else self.start[part], None if self.shift is None else self.shift[part]
 
-    def begin(self, job: Job, ready: torch.cuda.Event) -> Running:
-        """Queue the whole job on the stream; returns at once."""
+    def begin(self, job: Job, ready: Mark) -> Running:
+        """Queue the whole job; returns at once."""
         base, local = job.dispatch.model.weights, self.plan.local
         num_steps = local.num_steps(self.plan.num_examples[job.dispatch.client])
         numbers, row_weights = self._numbers(job, num_steps)
-        with torch.cuda.stream(self.stream):
-            self.stream.wait_event(ready)
+        with self.lane.queue():
+            self.lane.wait(ready)
             self.weights.load(base)
             self.numbers[:num_steps].copy_(numbers, non_blocking=True)
             self.row_weights[:num_steps].copy_(row_weights, non_blocking=True)
@@ -111,10 +113,7 @@ class Slot:
             if job.control is not None:
                 correction.sub_(job.control)
         loss = self.loss / num_steps
-        done = torch.cuda.Event()
-        buffers = self.weights.buffers.clone()
-        done.record(self.stream)
-        return Running(job, num_steps, delta, buffers, correction, loss, done)
+        return Running(job, num_steps, delta, self.weights.buffers.clone(), correction, loss, self.lane.mark())
 
     def _load_shift(self, job: Job) -> None:
         assert self.shift is not None  # noqa: S101 (for the type checker)
@@ -128,8 +127,8 @@ class Slot:
         task, size = self.plan.task, self.plan.local.batch_size
         mine, seed = task.rows_of(job.dispatch.client), job.dispatch.seed
         shuffle, augment = torch_rng(seed, "shuffle"), torch_rng(seed, "augment")
-        numbers = torch.zeros(num_steps, 2, size, dtype=torch.long, pin_memory=True)
-        weights = torch.zeros(num_steps, size, pin_memory=True)
+        numbers = pinned_zeros(num_steps, 2, size, dtype=torch.long, device=self.plan.device)
+        weights = pinned_zeros(num_steps, size, dtype=torch.float32, device=self.plan.device)
         for step, rows in enumerate(islice(_passes(len(mine), size, shuffle), num_steps)):
             count = len(rows)
             numbers[step, 0, :count] = mine[rows]
@@ -138,12 +137,11 @@ class Slot:
         return numbers, weights
 
     def update_of(self, running: Running) -> ClientUpdate:
-        """Wait for the job and hand its tensors to the stream that asks."""
+        """Wait for the job and take its tensors over."""
         running.done.synchronize()
-        asking = torch.cuda.current_stream()
         for tensor in (running.delta, running.buffers, running.correction):
             if tensor is not None:
-                tensor.record_stream(asking)
+                hand_over(tensor)
         dispatch = running.job.dispatch
         return ClientUpdate(
             client=dispatch.client,

@@ -3,8 +3,7 @@
 from collections.abc import Set
 from heapq import heappop, heappush
 
-import torch
-
+from fedecho.core.lanes import Mark, mark_here
 from fedecho.core.types import ClientUpdate
 from fedecho.simulation.executors.captured import Plan, Running, Slot
 from fedecho.simulation.executors.executor import Job
@@ -20,15 +19,15 @@ class CudaExecutor:
         if num_slots < 1:
             raise ValueError(f"workers must be at least 1, got {num_slots}")
         self._wanted = wanted
+        self._device = plan.device
         self._slots = [Slot(plan) for _ in range(num_slots)]
-        self._jobs: dict[int, tuple[Job, torch.cuda.Event]] = {}
+        self._jobs: dict[int, tuple[Job, Mark]] = {}
         self._pending: list[tuple[float, int]] = []
         self._running: dict[int, tuple[int, Running]] = {}
 
     def submit(self, job: Job, due: float) -> None:
-        number, ready = job.dispatch.number, torch.cuda.Event()
-        ready.record()
-        self._jobs[number] = (job, ready)
+        number = job.dispatch.number
+        self._jobs[number] = (job, mark_here(self._device))
         if self._wanted is None or number in self._wanted:
             heappush(self._pending, (due, number))
             self._pump()
@@ -46,7 +45,8 @@ class CudaExecutor:
             self._running.pop(number, None)
 
     def close(self) -> None:
-        torch.cuda.synchronize()
+        for _, running in self._running.values():
+            running.done.synchronize()
         self._slots.clear()
         self._jobs.clear()
         self._running.clear()

@@ -1,0 +1,139 @@
+"""Lanes: where queued work runs. On a GPU a lane is a stream and captured work a CUDA graph; on a CPU everything happens at once.
+
+What is built on lanes is the same program on both, so it can be tested where there is no GPU.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+WARM_UPS = 3
+"""Runs of captured work before it is captured. What it changes must be loaded anew before it counts."""
+
+
+class Mark(Protocol):
+    """A place in a lane's queue."""
+
+    def query(self) -> bool:
+        """Has everything before it been done?"""
+        ...
+
+    def synchronize(self) -> None: ...
+
+
+class Graph(Protocol):
+    def replay(self) -> None: ...
+
+
+class Lane(Protocol):
+    """A queue of work on a device."""
+
+    def queue(self) -> Any:
+        """A context: what is done inside goes into this lane's queue."""
+        ...
+
+    def wait(self, mark: Mark) -> None:
+        """Later work of this lane begins after ``mark``, which may be of another lane."""
+        ...
+
+    def mark(self) -> Mark: ...
+
+    def capture(self, work: Callable[[], None]) -> Graph: ...
+
+
+class CudaLane:
+    """A stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)
+
+    def queue(self) -> Any:
+        return torch.cuda.stream(self._stream)
+
+    def wait(self, mark: Any) -> None:
+        self._stream.wait_event(mark)
+
+    def mark(self) -> Mark:
+        event: Mark = self._stream.record_event()
+        return event
+
+    def capture(self, work: Callable[[], None]) -> Graph:
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            for _ in range(WARM_UPS):
+                work()
+            self._stream.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=self._stream):
+                work()
+        torch.cuda.current_stream().wait_stream(self._stream)
+        return graph
+
+
+class ImmediateLane:
+    """Everything at once: a lane for the CPU."""
+
+    def queue(self) -> Any:
+        return nullcontext()
+
+    def wait(self, mark: Mark) -> None:
+        pass
+
+    def mark(self) -> Mark:
+        return _Done()
+
+    def capture(self, work: Callable[[], None]) -> Graph:
+        for _ in range(WARM_UPS):
+            work()
+        return _Again(work)
+
+
+class _Done:
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+
+class _Again:
+    def __init__(self, work: Callable[[], None]) -> None:
+        self.replay = work
+
+
+def lane_on(device: torch.device) -> Lane:
+    return CudaLane(device) if device.type == "cuda" else ImmediateLane()
+
+
+def mark_here(device: torch.device) -> Mark:
+    """The place where the caller's own work stands."""
+    return torch.cuda.current_stream().record_event() if device.type == "cuda" else _Done()
+
+
+def hand_over(tensor: Tensor) -> None:
+    """The caller goes on to use a tensor that another lane made: its memory must not be given away before."""
+    if tensor.is_cuda:
+        tensor.record_stream(torch.cuda.current_stream())
+
+
+def pinned_zeros(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Host memory from which a copy to the device need not be waited for."""
+    return torch.zeros(*shape, dtype=dtype, pin_memory=device.type == "cuda")
+
+
+@contextmanager
+def server_lane(device: torch.device) -> Iterator[None]:
+    """The server works ahead of the clients: its stream has the higher priority."""
+    if device.type != "cuda":
+        yield
+        return
+    stream = torch.cuda.Stream(device, priority=-1)
+    stream.wait_stream(torch.cuda.current_stream())
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        torch.cuda.synchronize()
