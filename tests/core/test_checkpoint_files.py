@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 
 from fedecho.core import checkpoint
-from fedecho.core.checkpoint import CheckpointError, decode, load_checkpoint, save_checkpoint, write_atomically
+from fedecho.core.checkpoint import (
+    CheckpointError,
+    decode,
+    load_checkpoint,
+    remove_checkpoints,
+    save_checkpoint,
+    write_atomically,
+)
 
 TREE = {"params": torch.arange(5.0), "counts": {"accepted": 3}, "order": [4, 1, 2]}
 
@@ -49,6 +56,14 @@ def test_only_the_newest_few_stay(tmp_path: Path) -> None:
     kept = sorted(path.name for path in tmp_path.iterdir())
     assert checkpoint.KEEP == 2
     assert kept == ["checkpoint-0000000003.safetensors", "checkpoint-0000000004.safetensors"]
+
+
+def test_a_finished_run_has_its_checkpoints_removed_and_nothing_else(tmp_path: Path) -> None:
+    two_checkpoints(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"kept")
+    remove_checkpoints(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
+    remove_checkpoints(tmp_path)
 
 
 def torn(data: bytes) -> bytes:
@@ -170,16 +185,16 @@ def test_a_failed_write_leaves_the_file_it_would_have_replaced(tmp_path: Path, m
 
 def test_the_file_is_whole_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At every sync, what lies under the final name is all of it or nothing; the folder is synced last."""
-    path, seen, real = tmp_path / "model.bin", [], os.fsync
-    data = bytes(range(256)) * 1000
+    seen: list[dict[str, bytes]] = []
+    real = os.fsync
 
     def fsync(fd: int) -> None:
-        seen.append((path.read_bytes() == data) if path.exists() else None)
+        seen.append({path.name: path.read_bytes() for path in tmp_path.iterdir()})
         real(fd)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    write_atomically(path, data)
-    assert seen == [None, True]
+    write_atomically(tmp_path / "model.bin", b"all of it")
+    assert seen == [{"model.bin.part": b"all of it"}, {"model.bin": b"all of it"}]
 
 
 def num_open_files() -> int:

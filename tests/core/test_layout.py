@@ -31,8 +31,7 @@ class Mixed(nn.Module):
 
 def test_only_trainable_parameters_and_float_statistics_have_a_place() -> None:
     layout = Layout.of(Mixed())
-    params = [part.name for part in layout.params]
-    assert params == [
+    assert {part.name for part in layout.params} == {
         "scale",
         "conv.weight",
         "conv.bias",
@@ -41,10 +40,20 @@ def test_only_trainable_parameters_and_float_statistics_have_a_place() -> None:
         "first.weight",
         "second.bias",
         "volume.weight",
-    ]
+    }
     assert [part.name for part in layout.buffers] == ["kept", "norm.running_mean", "norm.running_var"]
     assert layout.num_params == 1 + 3 * 4 * 2 * 5 + 4 + 4 + 4 + 9 + 3 + 2 * 27
     assert layout.num_buffers == 2 + 4 + 4
+
+
+def test_matrices_and_kernels_come_before_vectors_each_in_the_modules_order() -> None:
+    layout = Layout.of(Mixed())
+    matrices, vectors = ["conv.weight", "first.weight", "volume.weight"], ["scale", "conv.bias"]
+    names = [part.name for part in layout.params]
+    assert names[:3] == matrices
+    assert names[3:5] == vectors
+    assert layout.num_matrix_params == 3 * 4 * 2 * 5 + 9 + 2 * 27
+    assert layout.params[3].offset == layout.num_matrix_params
 
 
 def test_parts_lie_end_to_end() -> None:

@@ -126,7 +126,8 @@ def test_frozen_batch_norm_keeps_its_statistics_and_uses_them() -> None:
     plain = network().train()
     plain[1].eval()
     rows = Distiller(batch_size=5)._batches(student_of(network()), 0)[0]
-    gradient = torch.autograd.grad(distillation_loss(plain(U[rows]), TEACHER[rows]).loss, list(plain.parameters()))
+    params = [plain.get_parameter(part.name) for part in Layout.of(plain).params]
+    gradient = torch.autograd.grad(distillation_loss(plain(U[rows]), TEACHER[rows]).loss, params)
     torch.testing.assert_close(frozen.gradients[0], torch.cat([part.reshape(-1) for part in gradient]), rtol=1e-4, atol=1e-6)
     student = student_of(network(dropout=0.5))
     distil(replace(frozen, gradients=[]), student, start())

@@ -62,6 +62,7 @@ def test_a_task_without_unlabeled_data_is_refused() -> None:
     student = student_of(network())
     with pytest.raises(ValueError, match="needs an unlabeled set"):
         Student(student.network, student.logits, 0)
+    assert Student(student.network, student.logits, 1).infer(start()).shape == (1, CLASSES)
 
 
 rows = st.lists(st.lists(st.floats(-20, 20, width=32), min_size=4, max_size=4), min_size=1, max_size=5)

@@ -95,3 +95,9 @@ def test_a_file_may_start_from_a_recipe(tmp_path: Path) -> None:
     assert (experiment.algorithm.server_lr, experiment.algorithm.buffer_size, experiment.seed) == (0.5, 3, 2)
     other = load("mine.toml", algorithm="ca2fl", settings=["local.batch_size=7"])
     assert (other.algorithm.num_clients, other.local.batch_size, other.task.seed) == (20, 7, 2)
+
+
+def test_a_run_that_has_diverged_ends_with_a_word() -> None:
+    result = CliRunner().invoke(app, ["run", "digits", "--algorithm", "fedbuff", "--set", "local.client_lr=1e9"])
+    assert result.exit_code == 2
+    assert "lower local.client_lr" in result.stderr

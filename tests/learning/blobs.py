@@ -48,6 +48,11 @@ def network(dropout: float = 0.0) -> nn.Module:
     )
 
 
+def ordered(module: nn.Module) -> list[nn.Parameter]:
+    """The parameters in the order in which they lie in a flat vector."""
+    return [module.get_parameter(part.name) for part in Layout.of(module).params]
+
+
 def trainer_of(module: nn.Module, local: LocalTraining, jitter: float = 0.0) -> Trainer:
     copy = deepcopy(module)
     return Trainer(Blobs(jitter), local, Layout.of(copy).bind(copy))

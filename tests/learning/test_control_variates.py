@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from blobs import Blobs, dispatch_of, network, trainer_of
+from blobs import Blobs, dispatch_of, network, ordered, trainer_of
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
@@ -22,18 +22,18 @@ NAMES = ["neither", "c", "c_i", "both"]
 
 def raw_gradient(module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     loss = cross_entropy(module(batch[0]), batch[1])
-    return parameters_to_vector(torch.autograd.grad(loss, list(module.parameters()))).detach()
+    return parameters_to_vector(torch.autograd.grad(loss, ordered(module))).detach()
 
 
 def loop(task: Blobs, c: Tensor | None, c_i: Tensor | None, optimizer: str) -> tuple[Tensor, Tensor, list[Tensor]]:
     """(x_s, y, the raw gradients on the way): y -= lr (g + c - c_i), or AdamW on g + c - c_i."""
     module = network()
-    start = parameters_to_vector(module.parameters()).detach().clone()
+    start = parameters_to_vector(ordered(module)).detach().clone()
     shift = (torch.zeros(SIZE) if c is None else c) - (torch.zeros(SIZE) if c_i is None else c_i)
     y, seen = start.clone().requires_grad_(), []
     adamw = torch.optim.AdamW([y], lr=LOCAL.client_lr, weight_decay=0.0)
     for batch in task.batches:
-        vector_to_parameters(y.detach(), module.parameters())
+        vector_to_parameters(y.detach(), ordered(module))
         seen.append(raw_gradient(module, batch))
         if optimizer == "sgd":
             y = y - LOCAL.client_lr * (seen[-1] + shift)

@@ -3,16 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-import torch
 from hand_pool import HandPool
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -66,6 +66,8 @@ class HandPool(PoolExecutor):
         out_buffers.copy_(buffers + 1)
         if order.has_control:
             control.mul_(10)
+        model.close()
+        result.close()
         self.ends[worker].send(Done(order.number, order.client, 3, order.has_control, {"number": float(order.number)}))
 
     def fail(self, order: Order, worker: int = 0) -> None:

@@ -147,7 +147,7 @@ def test_accuracy_is_the_share_of_right_answers_whatever_the_chunk() -> None:
 
 
 def test_tasks_are_frozen_and_in_the_table() -> None:
-    assert {"digits": DigitsTask} == TASKS
+    assert TASKS["digits"] is DigitsTask
     task = DigitsTask(num_clients=3)
     task.num_examples(0)
     assert replace(task) == task

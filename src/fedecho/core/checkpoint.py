@@ -38,14 +38,29 @@ def encode(value: Any, tensors: dict[str, Tensor]) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return {"fields": {f.name: encode(getattr(value, f.name), tensors) for f in fields(value)}}
     if isinstance(value, Mapping):
-        return {"map": [[encode(k, tensors), encode(v, tensors)] for k, v in value.items()]}
+        return {"map": [[_key(key), encode(child, tensors)] for key, child in value.items()]}
     if isinstance(value, list | tuple):
-        return [encode(item, tensors) for item in value]
+        return [encode(_listed(item), tensors) for item in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise TypeError(
         f"a checkpoint cannot hold a {type(value).__name__}: use tensors, numbers, strings, lists, dicts or dataclasses"
     )
+
+
+def _key(key: Any) -> str | int:
+    if not isinstance(key, str | int):
+        raise TypeError(
+            f"a checkpoint cannot hold a dict whose keys are of type {type(key).__name__}: use strings or whole numbers"
+        )
+    return key
+
+
+def _listed(item: Any) -> Any:
+    """A list says nothing of the types of its items, so what needs a type to be built again cannot be one."""
+    if hasattr(item, "to_tree") or (is_dataclass(item) and not isinstance(item, type)):
+        raise TypeError(f"a checkpoint cannot hold a {type(item).__name__} in a list: make it a field of the state")
+    return item
 
 
 def decode(node: Any, tensors: Mapping[str, Tensor], template: Any = None) -> Any:
@@ -120,7 +135,7 @@ def _checkpoints(folder: Path) -> list[Path]:
 
 def _read(path: Path) -> tuple[Any, dict[str, Tensor]]:
     with safe_open(path, framework="pt") as file:
-        metadata = cast("dict[str, str]", file.metadata())
+        metadata = cast("dict[str, str]", file.metadata() or {})
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
     if metadata.get("format") != FORMAT:
         raise CheckpointError(f"its format is {metadata.get('format')!r}, not {FORMAT!r}")
@@ -134,5 +149,5 @@ def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
-        digest.update(tensor.contiguous().view(torch.uint8).numpy().data if tensor.numel() else b"")
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b"")
     return digest.hexdigest()

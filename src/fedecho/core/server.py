@@ -13,7 +13,6 @@ from fedecho.core.types import Arrival, ClientUpdate, Dispatch, GlobalModel, Joi
 from fedecho.core.versions import Versions
 
 S = TypeVar("S")
-GONE = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +74,7 @@ class Server(Generic[S]):
         self.idle = Idle(range(num_clients), num_clients)
         self.open: dict[int, Open] = {}
         self.reported: list[int] = []
+        self.departed: set[int] = set()
         self.num_dispatched = 0
         self.counts: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
@@ -124,8 +124,9 @@ class Server(Generic[S]):
         model = GlobalModel(self.model.version + 1, advance.weights, advance.correction)
         self.versions.publish(model)
         for client in self.reported:
-            if client != GONE:
+            if client not in self.departed:
                 self.idle.add(client)
+        self.departed.clear()
         self.reported.clear()
         return Step(model, advance.metrics)
 
@@ -165,16 +166,19 @@ class Server(Generic[S]):
         return Receipt("lost", lost.client, lost.reason, work.number, work.base_version, staleness)
 
     def _join(self, client: int) -> Receipt:
-        if client in self.open or client in self.reported:
+        if client in self.open or (client in self.reported and client not in self.departed):
             return Receipt("ignored", client, "joined while at work")
-        self.idle.add(client)
+        if client in self.departed:
+            self.departed.remove(client)  # idle again after the step: nobody is heard twice in a round
+        else:
+            self.idle.add(client)
         return Receipt("joined", client)
 
     def _leave(self, client: int) -> Receipt:
         receipt = self._lose(Lost(client, "client went away"))
         self.idle.remove(client)
         if client in self.reported:
-            self.reported[self.reported.index(client)] = GONE  # its update stays in the round, so its slot does too
+            self.departed.add(client)  # its update stays in the round, so its slot does too
         return receipt if receipt.status == "lost" else Receipt("left", client)
 
     def snapshot(self) -> dict[str, Any]:
@@ -188,6 +192,7 @@ class Server(Generic[S]):
             "idle": self.idle.ordered(),
             "open": {client: [work.number, work.base_version] for client, work in self.open.items()},
             "reported": self.reported,
+            "departed": sorted(self.departed),
             "num_dispatched": self.num_dispatched,
             "counts": dict(self.counts),
             "reasons": dict(self.reasons),
@@ -202,6 +207,7 @@ class Server(Generic[S]):
         self.idle = Idle(tree["idle"], self.num_clients)
         self.open = {client: Open(*work) for client, work in tree["open"].items()}
         self.reported = list(tree["reported"])
+        self.departed = set(tree["departed"])
         self.num_dispatched = tree["num_dispatched"]
         self.counts = Counter(tree["counts"])
         self.reasons = Counter(tree["reasons"])

@@ -29,6 +29,7 @@ from fedecho.version import __version__
 
 MODEL = "model.safetensors"
 CHECKPOINT_S = 30.0
+MAX_REFUSED = 100
 
 Watch = Callable[[Moment, dict[str, float] | None], None]
 """Told of every moment, and of the scores where there was an evaluation."""
@@ -109,6 +110,7 @@ class _Run:
         self.num_moments = 0
         self.real_before = 0.0
         self.save_cost_s = 0.0
+        self.refused = 0
         self.began = self.saved_at = time.perf_counter()
 
     @property
@@ -151,6 +153,7 @@ class _Run:
     def _moment(self, moment: Moment) -> bool:
         self.num_moments += 1
         self.record.moment(moment)
+        self._check_progress(moment)
         scores = self._evaluate(moment)
         self.watch(moment, scores)
         if self.stop():
@@ -158,6 +161,16 @@ class _Run:
         if self.folder is not None and time.perf_counter() - self.saved_at >= self._pause_s:
             self._save()
         return False
+
+    def _check_progress(self, moment: Moment) -> None:
+        """A run in which every update is refused would go on for ever; most often it has diverged."""
+        status = moment.receipt.status
+        self.refused = 0 if status == "accepted" else self.refused + (status == "rejected")
+        if self.refused >= max(MAX_REFUSED, 10 * self.simulation.experiment.concurrency):
+            raise ConfigError(
+                f"the last {self.refused} updates were all rejected, the last one because {moment.receipt.reason}: "
+                "if training has diverged, lower local.client_lr or algorithm.server_lr"
+            )
 
     def _evaluate(self, moment: Moment) -> dict[str, float] | None:
         experiment = self.simulation.experiment

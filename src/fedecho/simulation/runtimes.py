@@ -136,6 +136,8 @@ def read_trace(path: Path, num_clients: int) -> list[list[float]]:
 
 
 def _trace_row(path: Path, line: int, row: dict[str, str], num_clients: int) -> tuple[int, float]:
+    if None in row:
+        raise ValueError(f"{path}, line {line}: more columns than the first line names (a decimal point is a point)")
     try:
         client, runtime = int(row["client"]), float(row["runtime_s"])
     except (TypeError, ValueError):

@@ -12,7 +12,7 @@ from fedecho.core.types import ClientUpdate
 from fedecho.learning.trainer import Trainer
 from fedecho.simulation.executors.executor import Job
 from fedecho.simulation.executors.shared import Segment, Segments
-from fedecho.simulation.executors.worker import Done, Failed, Order, work
+from fedecho.simulation.executors.worker import NOT_STARTED, Done, Failed, Order, work
 
 DEPTH = 2
 """Orders a worker holds at once: it goes on training while this process distils."""
@@ -63,6 +63,8 @@ class PoolExecutor:
     def result(self, number: int) -> ClientUpdate:
         if number in self._jobs:
             heappush(self._pending, (float("-inf"), number))
+        elif number not in self._results and not self._is_running(number):
+            raise KeyError(f"dispatch {number} was never submitted")
         while number not in self._results:
             self._pump(asked=number)
             self._collect()
@@ -73,8 +75,11 @@ class PoolExecutor:
         return found
 
     def cancel(self, number: int) -> None:
-        if self._jobs.pop(number, None) is None and self._results.pop(number, None) is None:
+        if self._jobs.pop(number, None) is None and self._results.pop(number, None) is None and self._is_running(number):
             self._cancelled.add(number)
+
+    def _is_running(self, number: int) -> bool:
+        return any(number in worker.orders for worker in self._workers)
 
     def close(self) -> None:
         for worker in self._workers:
@@ -123,7 +128,10 @@ class PoolExecutor:
             has_control=job.control is not None,
         )
         worker.orders[dispatch.number] = (job, result)
-        worker.pipe.send(order)
+        try:
+            worker.pipe.send(order)
+        except OSError:  # it died while nobody looked
+            self._replace(worker)
 
     def _model(self, job: Job) -> Segment:
         """The segment with the job's model, filled at the first order from that version and kept until its last."""
@@ -147,9 +155,11 @@ class PoolExecutor:
             worker = by_pipe[pipe]  # type: ignore[index]
             try:
                 answer: Done | Failed = worker.pipe.recv()
-            except (EOFError, ConnectionResetError):
+            except (EOFError, OSError):  # between two answers, or in the middle of one
                 self._replace(worker)
                 continue
+            if answer.number == NOT_STARTED:
+                raise WorkerError(f"a worker could not start: {getattr(answer, 'error', '')}")
             job, segment = worker.orders.pop(answer.number)
             self._release(job)
             self.num_trained += 1

@@ -1,7 +1,9 @@
 """Float vectors in memory that several processes see."""
 
 from multiprocessing.shared_memory import SharedMemory
+from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,7 +15,8 @@ class Segment:
         self._owner = name is None
         self._memory = SharedMemory(name=name, create=self._owner, size=max(4 * size, 4))
         self.name = self._memory.name
-        self.vector: Tensor = torch.frombuffer(self._memory.buf, dtype=torch.float32, count=size) if size else torch.zeros(0)
+        # Through numpy, which holds on to the memory while a view of it lives; torch.frombuffer does not.
+        self.vector: Tensor = torch.from_numpy(np.frombuffer(cast("memoryview", self._memory.buf), np.float32, size))
 
     def close(self) -> None:
         del self.vector

@@ -13,6 +13,9 @@ from fedecho.core.types import Dispatch, GlobalModel, Weights
 from fedecho.learning.trainer import Trainer
 from fedecho.simulation.executors.shared import Segment
 
+NOT_STARTED = -1
+"""The number of an answer to no order: the worker could not start."""
+
 
 @dataclass(frozen=True, slots=True)
 class Order:
@@ -51,7 +54,11 @@ def work(pipe: Connection, make_trainer: Callable[[], Trainer]) -> None:
     """Answer orders until the pipe closes. Ctrl-C is the parent's business."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
-    trainer = make_trainer()
+    try:
+        trainer = make_trainer()
+    except Exception as error:  # the parent says it to the user
+        pipe.send(Failed(NOT_STARTED, NOT_STARTED, f"{error}\n{traceback.format_exc()}"))
+        os._exit(1)
     layout = trainer.network.layout
     size = 2 * layout.num_params + layout.num_buffers
     segments: dict[str, Segment] = {}
