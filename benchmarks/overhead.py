@@ -83,7 +83,7 @@ def _half(arguments: tuple[Experiment, Jobs]) -> None:
     bare_loop(*arguments)
 
 
-def pool_table(repeats: int = 3, width: int = 128) -> None:
+def pool_table(repeats: int = 2, width: int = 128) -> None:
     """Start-up of the workers is left out of neither side: both pools of processes are started inside the timed part."""
     experiment = load("digits", algorithm="fedbuff", settings=[f"task.width={width}", "local.batch_size=32"])
     jobs = jobs_of(experiment)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from statistics import fmean, stdev
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from fedecho.experiments.summary import Summary
@@ -18,12 +19,14 @@ def comparison(summaries: Iterable[Summary], title: str) -> Table:
     """One row per method: accuracies over seeds, staleness, virtual and real time."""
     table = Table(
         title=title,
+        box=SIMPLE_HEAD,
+        padding=(0, 0, 0, 1),
         title_justify="left",
         caption_justify="left",
-        caption="accuracy in %, mean ± deviation over seeds; last 10: mean of the last ten evaluations",
+        caption="accuracy in %, mean ± deviation over seeds; last 10: of a run's last ten evaluations",
     )
-    for heading in ("method", "seeds", "last 10", "final", "best", "staleness", "virtual h", "real s"):
-        table.add_column(heading, justify="left" if heading == "method" else "right")
+    for heading in ("method", "seeds", "last 10", "final", "best", "stale", "virt. h", "real s"):
+        table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
     grouped: dict[str, list[Summary]] = {}
     for summary in summaries:
         grouped.setdefault(summary.algorithm, []).append(summary)

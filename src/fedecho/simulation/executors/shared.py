@@ -1,5 +1,6 @@
 """Float vectors in memory that several processes see."""
 
+from contextlib import suppress
 from multiprocessing.shared_memory import SharedMemory
 from typing import cast
 
@@ -8,22 +9,27 @@ import torch
 from torch import Tensor
 
 
+class _Memory(SharedMemory):
+    """Unmapped with its last view, whoever goes first."""
+
+    def close(self) -> None:
+        with suppress(BufferError):  # a view is still alive; the mapping goes with it
+            super().close()
+
+
 class Segment:
     """A named piece of shared memory as one float32 vector. The process that made it removes it."""
 
     def __init__(self, size: int, name: str | None = None) -> None:
         self._owner = name is None
-        self._memory = SharedMemory(name=name, create=self._owner, size=max(4 * size, 4))
+        self._memory = _Memory(name=name, create=self._owner, size=max(4 * size, 4))
         self.name = self._memory.name
         # Through numpy, which holds on to the memory while a view of it lives; torch.frombuffer does not.
         self.vector: Tensor = torch.from_numpy(np.frombuffer(cast("memoryview", self._memory.buf), np.float32, size))
 
     def close(self) -> None:
         del self.vector
-        try:
-            self._memory.close()
-        except BufferError:  # a view is still alive somewhere; the mapping goes with the process
-            self._memory._buf = self._memory._mmap = None  # type: ignore[attr-defined]
+        self._memory.close()
         if self._owner:
             self._memory.unlink()
 
