@@ -17,6 +17,7 @@ ALLOWED: dict[str, set[str]] = {
     "simulation": {"core", "learning"},
     "experiments": {"core", "distill", "learning", "data", "models", "algorithms", "tasks", "simulation"},
     "report": {"core", "experiments", "simulation"},
+    "cli": {"core", "algorithms", "data", "experiments", "report", "simulation", "tasks"},
 }
 
 

@@ -162,7 +162,7 @@ class Federation:
             num_versions=NUM_VERSIONS,
             dispatch_after_step=False,
             make_transport=self.transport,
-        )
+        ).answered
 
     def run(self, executor: Executor, watch: Any = lambda moment: None) -> tuple[list[bytes], Server[Any]]:
         network, models = self.make_trainer().network, []

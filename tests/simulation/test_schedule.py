@@ -134,7 +134,7 @@ def test_a_run_cut_in_two_is_the_whole_run(method: str, stop: int, seed: int, af
 @settings(max_examples=10, deadline=None)
 def test_the_forecast_is_what_a_real_run_then_does(method: str, seed: int, faults: str, after: bool, num_versions: int) -> None:
     algorithm, times = METHODS[method], runtimes("large", seed)
-    wanted = forecast(
+    ahead = forecast(
         buffer_size=algorithm.buffer_size,
         demands=demands(algorithm),
         num_clients=NUM_CLIENTS,
@@ -147,8 +147,9 @@ def test_the_forecast_is_what_a_real_run_then_does(method: str, seed: int, fault
     server = make_server(algorithm, seed=seed)
     log = run(server, virtual(times, FAULTS[faults], seed), num_versions, dispatch_after_step=after)
     accepted = [entry[3] for entry in log if entry[1] == "accepted"]
-    assert wanted == set(accepted)
-    assert len(wanted) == len(accepted) == num_versions * algorithm.buffer_size
+    assert ahead.answered == set(accepted)
+    assert ahead.peak_alive == server.versions.peak_alive
+    assert len(ahead.answered) == len(accepted) == num_versions * algorithm.buffer_size
 
 
 def test_a_serial_executor_trains_only_what_is_asked_for() -> None:

@@ -21,7 +21,7 @@ from fedecho.learning.trainer import Trainer
 from fedecho.simulation.executors.executor import Executor
 from fedecho.simulation.executors.pool import PoolExecutor
 from fedecho.simulation.executors.serial import SerialExecutor
-from fedecho.simulation.forecast import forecast
+from fedecho.simulation.forecast import Forecast, forecast
 from fedecho.simulation.runtimes import ClientRuntimes
 from fedecho.simulation.transport import VirtualTransport
 
@@ -194,8 +194,15 @@ def _executor(experiment: Experiment, execution: Execution, network: BoundNetwor
 
 
 def _wanted(experiment: Experiment, runtimes: ClientRuntimes) -> frozenset[int] | None:
+    schedule = forecast_of(experiment, runtimes)
+    return None if schedule is None else schedule.answered
+
+
+def forecast_of(experiment: Experiment, runtimes: ClientRuntimes | None = None) -> Forecast | None:
+    """The schedule of the whole run, drawn ahead; None for a method that does not say the size of its buffer."""
     if experiment.buffer_size is None:
         return None
+    known = runtimes or _runtimes(experiment)
     return forecast(
         buffer_size=experiment.buffer_size,
         demands=demands(experiment.algorithm),
@@ -204,7 +211,7 @@ def _wanted(experiment: Experiment, runtimes: ClientRuntimes) -> frozenset[int] 
         seed=experiment.seed,
         num_versions=experiment.num_versions,
         dispatch_after_step=experiment.dispatch_after_step,
-        make_transport=lambda executor: _transport(experiment, executor, runtimes),
+        make_transport=lambda executor: _transport(experiment, executor, known),
     )
 
 

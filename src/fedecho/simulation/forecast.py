@@ -38,6 +38,14 @@ class Counting:
         return Advance(0, model.weights)
 
 
+@dataclass(frozen=True)
+class Forecast:
+    """The numbers of all dispatches whose updates arrive in time, and the most versions alive at once."""
+
+    answered: frozenset[int]
+    peak_alive: int
+
+
 def forecast(
     *,
     buffer_size: int,
@@ -48,8 +56,8 @@ def forecast(
     num_versions: int,
     dispatch_after_step: bool,
     make_transport: Callable[[SerialExecutor], VirtualTransport],
-) -> frozenset[int]:
-    """The numbers of all dispatches whose updates arrive before version ``num_versions``."""
+) -> Forecast:
+    """The schedule up to version ``num_versions``."""
     nothing = torch.zeros(0)
     synchronous = Demands(synchronous=demands.synchronous)
     server = Server(
@@ -68,7 +76,7 @@ def forecast(
         dispatch_after_step=dispatch_after_step,
         watch=lambda moment: _note(answered, moment.receipt.dispatch) if moment.receipt.status == "accepted" else None,
     )
-    return frozenset(answered)
+    return Forecast(frozenset(answered), server.versions.peak_alive)
 
 
 def _note(answered: set[int], number: int) -> None:

@@ -1,0 +1,3 @@
+from fedecho.cli import main
+
+main()

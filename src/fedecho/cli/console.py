@@ -1,0 +1,80 @@
+"""What every command shares: the two consoles, errors in one line, options."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+
+from fedecho.core.checkpoint import CheckpointError
+from fedecho.experiments.build import Execution
+from fedecho.experiments.config import ConfigError
+from fedecho.experiments.run import Interrupted
+from fedecho.simulation.executors.pool import WorkerError
+
+out = Console()
+err = Console(stderr=True)
+
+Source = Annotated[str, typer.Argument(metavar="RECIPE|FILE.toml", help="A recipe (see `fedecho list`) or a TOML file.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change any value, e.g. local.client_lr=0.1")
+]
+Versions = Annotated[int | None, typer.Option("--versions", help="How many global versions to make.")]
+WorkersOption = Annotated[
+    int | None, typer.Option("--workers", help="Processes of the pool (2), or clients at once on a GPU (8).")
+]
+PrecisionOption = Annotated[str, typer.Option("--precision", help="On a GPU: bf16 or fp32.")]
+Deterministic = Annotated[bool, typer.Option("--deterministic", help="On a GPU: the same bytes every time, slower.")]
+CheckpointEvery = Annotated[float, typer.Option("--checkpoint-every", metavar="SECONDS", help="Real time between checkpoints.")]
+
+
+def say(text: str) -> None:
+    err.print(text, soft_wrap=True, markup=False, highlight=False)
+
+
+@contextmanager
+def friendly() -> Iterator[None]:
+    """A user's mistake is one line and exit code 2; a stop on request says how to go on and exits with 130."""
+    try:
+        yield
+    except (ConfigError, CheckpointError, ValueError) as error:
+        fail(str(error), 2)
+    except Interrupted as stopped:
+        fail(str(stopped), 130)
+    except KeyboardInterrupt:
+        fail("interrupted; what is finished is kept, and a run goes on from its last checkpoint with `fedecho resume`", 130)
+    except WorkerError as error:
+        fail(str(error), 1)
+    except OSError as error:
+        fail(f"cannot go on: {error}; a run that had begun can be resumed", 2)
+
+
+def fail(text: str, code: int) -> NoReturn:
+    say(text)
+    raise typer.Exit(code)
+
+
+def usable(folder: Path) -> None:
+    """Is this a place to write to? Said before any work is done."""
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file, not a folder")
+    nearest = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise ConfigError(f"cannot write to {nearest}: choose another --out")
+
+
+def execution_options(executor: str, workers: int | None, precision: str, deterministic: bool) -> dict[str, Any]:
+    """Checked before any work is done."""
+    told: Any = {"executor": executor, "workers": workers, "precision": precision, "deterministic": deterministic}
+    Execution(**told)
+    return dict(told)
+
+
+def numbers(text: str, option: str) -> tuple[int, ...]:
+    try:
+        return tuple(dict.fromkeys(int(part) for part in text.split(",")))
+    except ValueError:
+        raise ConfigError(f"{option} must be whole numbers separated by commas, got {text!r}") from None

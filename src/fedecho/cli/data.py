@@ -1,0 +1,59 @@
+"""``fedecho data fetch`` and ``fedecho data synthesize``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from fedecho.cli.console import err, friendly, out, say, usable
+from fedecho.data.fetch import fetch
+from fedecho.data.locate import data_folder
+from fedecho.data.synthesize import synthesize
+
+data = typer.Typer(no_args_is_help=True, help="Get image sets, or make an unlabeled one.")
+DataDir = Annotated[Path | None, typer.Option("--data-dir", help="By default FEDECHO_DATA, else ./data.")]
+
+
+@data.command("fetch")
+def fetch_set(
+    name: Annotated[str, typer.Argument(metavar="cifar10|cifar100|stl10")],
+    data_dir: DataDir = None,
+) -> None:
+    """Download a set from its authors, check it and unpack it; a broken download goes on where it stopped."""
+    columns = (TextColumn(name), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with friendly():
+        usable(data_folder(data_dir))
+        with Progress(*columns, console=err, disable=not err.is_terminal) as bars:
+            bar = bars.add_task(name, total=None)
+            folder = fetch(name, data_dir, lambda done, total: bars.update(bar, completed=done, total=total), say)
+        out.print(f"{name} is in {folder}", soft_wrap=True)
+
+
+@data.command("synthesize")
+def synthesize_set(
+    model: Annotated[str, typer.Argument(help="A folder or a hub name of an unconditional diffusion pipeline.")],
+    num: Annotated[int, typer.Option(help="How many images.")] = 2000,
+    seed: Annotated[int, typer.Option(help="The seed of the images.")] = 0,
+    steps: Annotated[int | None, typer.Option(help="Denoising steps; by default the model's own.")] = None,
+    batch_size: Annotated[int, typer.Option(help="Images at a time.")] = 64,
+    target: Annotated[Path | None, typer.Option("--out", help="By default synthetic-32.npy in the data folder.")] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Sample a diffusion model into an array that a task takes as its unlabeled set. Goes on where it stopped."""
+    with friendly():
+        path = target or data_folder(data_dir) / "synthetic-32.npy"
+        usable(path.parent)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with Progress(console=err, disable=not err.is_terminal) as bars:
+            bar = bars.add_task("images", total=num)
+            made = synthesize(
+                model,
+                path,
+                num=num,
+                seed=seed,
+                steps=steps,
+                batch_size=batch_size,
+                progress=lambda done, total: bars.update(bar, completed=done),
+            )
+        out.print(f"{num} images are in {made}", soft_wrap=True)

@@ -1,0 +1,142 @@
+"""``fedecho table`` and ``fedecho cost``."""
+
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from fedecho.cli.console import (
+    Deterministic,
+    PrecisionOption,
+    Settings,
+    Source,
+    WorkersOption,
+    err,
+    execution_options,
+    friendly,
+    numbers,
+    out,
+    say,
+    usable,
+)
+from fedecho.core.drive import Moment
+from fedecho.experiments.build import Execution
+from fedecho.experiments.config import ConfigError, load
+from fedecho.experiments.cost import server_cost
+from fedecho.experiments.paper import TABLES, Cell, PaperTable
+from fedecho.experiments.results import CellResult, read_result, run_cell
+from fedecho.experiments.state import RunState
+from fedecho.report.paper_tables import as_csv, as_markdown, as_text, lines_of, notes_of
+from fedecho.report.progress import LiveProgress
+
+
+def table(
+    name: Annotated[str, typer.Argument(metavar="|".join(TABLES), help="A table of the paper.")],
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help="Cells with this word in their name; may be repeated.")
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0,1,2",
+    settings: Settings = None,
+    executor: Annotated[str, typer.Option(help="cuda, serial or pool.")] = "cuda",
+    workers: WorkersOption = None,
+    precision: PrecisionOption = "bf16",
+    deterministic: Deterministic = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run and how long it takes.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Run nothing: show what there is.")] = False,
+    form: Annotated[str, typer.Option("--format", help="text, markdown or csv.")] = "text",
+    results: Annotated[Path, typer.Option(help="Where the results are kept.")] = Path("results"),
+    runs: Annotated[Path, typer.Option(help="Where the runs are.")] = Path("runs") / "tables",
+) -> None:
+    """Run the cells of a paper's table that are missing, and show ours beside the paper's."""
+    with friendly():
+        if name not in TABLES:
+            raise ConfigError(f"unknown table {name!r}: it must be one of {', '.join(TABLES)}")
+        if form not in ("text", "markdown", "csv"):
+            raise ConfigError(f"--format must be text, markdown or csv, got {form!r}")
+        paper, chosen = TABLES[name], numbers(seeds, "--seeds")
+        cells = [cell for cell in paper.cells(chosen) if all(word.lower() in cell.slug for word in only or ())]
+        if not cells:
+            raise ConfigError(f"no cell of {name} has {' and '.join(only or ())} in its name; `--dry-run` lists them")
+        missing = [cell for cell in cells if read_result(results, cell) is None]
+        if dry_run:
+            _announce(paper, missing, results, chosen)
+            return
+        if missing and not show:
+            usable(results)
+            options = execution_options(executor, workers, precision, deterministic)
+            _run(missing, results, runs, options, tuple(settings or ()))
+        labels = {cell.column.label for cell in cells}
+        columns = tuple(column for column in paper.columns if column.label in labels)
+        _show(replace(paper, columns=columns), results, chosen, form)
+
+
+def cost(
+    source: Source,
+    algorithms: Annotated[str, typer.Option(help="Methods, separated by commas.")] = "fedbuff,ca2fl,fedac,fadas,fedecho",
+    versions: Annotated[int, typer.Option(help="Versions to measure over.")] = 10,
+    settings: Settings = None,
+    executor: Annotated[str, typer.Option(help="serial, pool or cuda.")] = "serial",
+) -> None:
+    """What each method costs the server: seconds of inference and distillation per version, versions and bytes held."""
+    with friendly():
+        if versions < 1:
+            raise ConfigError(f"--versions must be at least 1, got {versions}")
+        execution = Execution(**execution_options(executor, None, "bf16", False))
+        shown = Table(title=f"{source}: what the server pays, by version", title_justify="left", box=SIMPLE_HEAD)
+        for heading in ("method", "inference s", "distillation s", "versions alive", "versions MB", "bank MB"):
+            shown.add_column(heading, justify="left" if heading == "method" else "right")
+        for name in algorithms.split(","):
+            experiment = load(source, algorithm=name.strip(), settings=settings or ())
+            paid = server_cost(experiment, execution, versions)
+            seconds = [f"{paid.inference_s:.4f}", f"{paid.distillation_s:.4f}"]
+            held = [str(paid.versions_alive), f"{paid.versions_bytes / 1e6:.1f}", f"{paid.bank_bytes / 1e6:.2f}"]
+            shown.add_row(name.strip(), *seconds, *held)
+        out.print(shown)
+
+
+def _announce(paper: PaperTable, missing: list[Cell], results: Path, seeds: tuple[int, ...]) -> None:
+    known = _times(paper, results, seeds)
+    total, unknown = 0.0, 0
+    for cell in missing:
+        guess = known.get(cell.row.algorithm)
+        total, unknown = total + (guess or 0.0), unknown + (guess is None)
+        out.print(f"{cell.slug}  {'?' if guess is None else f'{guess:.0f} s'}", soft_wrap=True, highlight=False)
+    more = f", and {unknown} of unknown length" if unknown else ""
+    out.print(f"{len(missing)} cells to run: {total / 60:.0f} minutes by the times of earlier runs{more}", soft_wrap=True)
+
+
+def _times(paper: PaperTable, results: Path, seeds: tuple[int, ...]) -> dict[str, float]:
+    """Real seconds of a run by method, from what has run."""
+    seen: dict[str, list[float]] = {}
+    for cell in paper.cells(seeds):
+        found: CellResult | None = read_result(results, cell)
+        if found is not None:
+            seen.setdefault(cell.row.algorithm, []).append(found.summary["real_s"])
+    return {name: fmean(times) for name, times in seen.items()}
+
+
+def _run(missing: list[Cell], results: Path, runs: Path, options: dict[str, Any], extra: tuple[str, ...]) -> None:
+    with LiveProgress(err) as progress:
+        for cell in missing:
+            state = RunState(cell.experiment(extra).num_versions)
+
+            def watch(moment: Moment, scores: dict[str, float] | None, cell: Cell = cell, state: RunState = state) -> None:
+                state.see(moment, scores)
+                progress.update(cell.slug, state)
+
+            run_cell(cell, results=results, runs=runs, options=options, extra=extra, watch=watch, say=say)
+
+
+def _show(paper: PaperTable, results: Path, seeds: tuple[int, ...], form: str) -> None:
+    if form == "text":
+        for shown in as_text(paper, results, seeds):
+            out.print(shown)
+        for note in notes_of(paper, results, seeds):
+            out.print(note, soft_wrap=True, highlight=False)
+    else:
+        lines = lines_of(paper, results, seeds)
+        print(as_markdown(lines) if form == "markdown" else as_csv(lines))

@@ -1,0 +1,78 @@
+"""What a method costs the server: what the paper's section on server costs reports, measured here."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedecho.core.drive import drive
+from fedecho.core.types import Weights
+from fedecho.experiments.build import Execution, assembled, forecast_of, one_thread
+from fedecho.experiments.experiment import Experiment
+
+
+@dataclass(frozen=True)
+class ServerCost:
+    """Seconds per version on this machine; memory over the whole run, by its schedule."""
+
+    inference_s: float
+    distillation_s: float
+    versions_alive: int
+    versions_bytes: int
+    bank_bytes: int
+
+
+class _Stopwatch:
+    """Times calls, and waits for the device so that what is queued is counted."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def around(self, work: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: Any) -> Any:
+            self._settle()
+            began = time.perf_counter()
+            result = work(*arguments)
+            self._settle()
+            self.seconds += time.perf_counter() - began
+            return result
+
+        return timed
+
+    @staticmethod
+    def _settle() -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+
+
+def server_cost(experiment: Experiment, execution: Execution, num_versions: int) -> ServerCost:
+    """Run ``num_versions`` versions after one to warm up, and look ahead over the schedule of the whole run."""
+    schedule = forecast_of(experiment)
+    peak = 1 if schedule is None else schedule.peak_alive
+    with one_thread(), assembled(experiment, execution) as simulation:
+        student = getattr(simulation.server.algorithm, "student", None)
+        drive(simulation.server, simulation.transport, num_versions=1)
+        infer, teach = _Stopwatch(), _Stopwatch()
+        if student is not None:
+            object.__setattr__(student, "infer", infer.around(student.infer))
+            object.__setattr__(student, "teach", teach.around(student.teach))
+        drive(simulation.server, simulation.transport, num_versions=1 + num_versions)
+        weights, classes = simulation.server.model.weights, 0 if student is None else student.num_classes()
+    entry = experiment.task.num_unlabeled * classes
+    return ServerCost(
+        inference_s=infer.seconds / num_versions,
+        distillation_s=teach.seconds / num_versions,
+        versions_alive=peak,
+        versions_bytes=peak * _num_bytes(weights),
+        bank_bytes=entry * (4 * experiment.task.num_clients + 8),
+    )
+
+
+def _num_bytes(weights: Weights) -> int:
+    def size(tensor: Tensor) -> int:
+        return tensor.numel() * tensor.element_size()
+
+    return size(weights.params) + size(weights.buffers)

@@ -1,0 +1,135 @@
+"""``fedecho table``, ``cost`` and ``data`` as a user types them, on generated images in the official files."""
+
+import csv
+import io
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from official_files import generated, write_cifar10
+from typer.testing import CliRunner
+
+from fedecho.cli import app
+from fedecho.experiments.paper import TABLES
+
+ROOT = Path(__file__).parents[2]
+SMALL = [
+    "task.num_clients=6",
+    "task.width=2",
+    "task.num_unlabeled=20",
+    "task.partition.alpha=1.0",
+    "concurrency=5",
+    "num_versions=2",
+]
+SMALL += ["local.num_local_steps=1", "algorithm.distiller.batch_size=10"]
+
+
+def fedecho(*words: str, code: int = 0) -> str:
+    result = CliRunner().invoke(app, list(words))
+    assert result.exit_code == code, result.output
+    return result.stdout if code == 0 else result.stderr
+
+
+@pytest.fixture
+def small_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The words that run FedEcho's cell with CIFAR-100 as U, small, on the CPU."""
+    data = tmp_path / "data"
+    data.mkdir()
+    write_cifar10(data, generated(100, 10), generated(20, 10, seed=1))
+    np.save(data / "cifar100-32.npy", generated(40, 10, seed=2)[0])
+    monkeypatch.setenv("FEDECHO_DATA", str(data))
+    monkeypatch.chdir(tmp_path)
+    settings = [word for setting in SMALL for word in ("--set", setting)]
+    return [
+        "table",
+        "cifar10",
+        "--only",
+        "fedecho-cifar-100-large-dir-0.1",
+        "--seeds",
+        "0,1",
+        "--executor",
+        "serial",
+        *settings,
+    ]
+
+
+def test_a_table_runs_what_is_missing_once_and_shows_it_beside_the_papers(small_table: list[str], tmp_path: Path) -> None:
+    said = fedecho(*small_table)
+    assert "75.39 ± 2.93" in said
+    kept = sorted((tmp_path / "results" / "cifar10").iterdir())
+    assert [path.name for path in kept] == [f"fedecho-cifar-100-large-dir-0.1-seed{seed}.json" for seed in (0, 1)]
+    result = json.loads(kept[0].read_text())
+    assert {"summary", "evaluations", "config", "execution", "software", "commit", "unlabeled"} <= set(result)
+    assert "cifar100-32.npy" in result["unlabeled"]
+    before = [path.stat().st_mtime_ns for path in kept]
+    rows = list(csv.reader(io.StringIO(fedecho(*small_table, "--format", "csv"))))
+    assert [path.stat().st_mtime_ns for path in kept] == before
+    mine = next(row for row in rows if row[0] == "FedEcho (CIFAR-100)")
+    values = [100 * json.loads(path.read_text())["summary"]["last10_accuracy"] for path in kept]
+    assert mine[1] == f"{np.mean(values):.2f} ± {np.std(values, ddof=1):.2f}"
+    assert mine[2:] == ["2", "75.39 ± 2.93"]
+
+
+def test_a_dry_run_runs_nothing(small_table: list[str], tmp_path: Path) -> None:
+    said = fedecho(*small_table, "--dry-run")
+    assert "2 cells to run" in said
+    assert not (tmp_path / "results").exists()
+
+
+def test_mistakes_are_one_line(small_table: list[str]) -> None:
+    assert "unknown table" in fedecho("table", "cifar11", code=2)
+    assert "no cell" in fedecho("table", "cifar10", "--only", "nothing", code=2)
+    assert "--format" in fedecho("table", "cifar10", "--format", "pdf", code=2)
+    assert "NVIDIA GPU" in fedecho("table", "cifar10", "--only", "fedbuff-large-dir-0.1-seed0", "--only", "seed0", code=2)
+    missing = fedecho("run", "cifar10", "--set", "task.data_dir=nowhere", code=2)
+    assert "fedecho data fetch cifar10" in missing
+    assert "one of cifar10, cifar100, stl10" in fedecho("data", "fetch", "cifar11", code=2)
+    assert "nowhere" in fedecho("data", "synthesize", "./nowhere", code=2)
+
+
+def test_cost_names_what_fedecho_pays() -> None:
+    said = fedecho("cost", "digits", "--algorithms", "fedbuff,fedecho", "--versions", "1")
+    rows = {line.split()[0]: line.split()[1:] for line in said.splitlines() if line.strip().startswith("fed")}
+    assert float(rows["fedbuff"][0]) == float(rows["fedbuff"][1]) == 0
+    assert min(float(rows["fedecho"][0]), float(rows["fedecho"][1])) > 0
+    assert rows["fedbuff"][2] == rows["fedecho"][2]  # the same schedule
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_cell_of_every_table_is_an_experiment_of_its_own(name: str) -> None:
+    cells = list(TABLES[name].cells((0, 1)))
+    assert len({cell.slug for cell in cells}) == len(cells)
+    for cell in cells:
+        assert cell.experiment().seed == cell.seed
+
+
+def test_the_readmes_table_is_what_the_results_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    readme = (ROOT / "README.md").read_text()
+    found = re.search(r"<!-- fedecho (.*?) -->\n(.*?)\n<!-- end -->", readme, flags=re.DOTALL)
+    assert found is not None
+    assert fedecho(*shlex.split(found[1])).strip() == found[2].strip()
+
+
+def test_results_name_no_place_of_a_machine() -> None:
+    for path in (ROOT / "results").rglob("*.json"):
+        result = json.loads(path.read_text())
+        assert "data_dir" not in result["config"]["task"], path
+        assert re.fullmatch(r"[0-9a-f]{40}", result["commit"]), path
+
+
+@pytest.mark.skipif(not (ROOT.parent / "shared" / "data").is_dir(), reason="no shared/data beside the repository")
+def test_a_short_run_on_the_real_cifar10(tmp_path: Path) -> None:
+    import subprocess
+
+    restore = ROOT.parent / "shared" / "data" / "restore.py"
+    done = subprocess.run([sys.executable, restore, tmp_path, "cifar10", "cifar100-32"], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    small = [f"task.data_dir={tmp_path}", "task.width=4", "local.num_local_steps=2", "task.num_unlabeled=50"]
+    words = [word for setting in small for word in ("--set", setting)]
+    said = fedecho("run", "cifar10", "--versions", "2", "--out", str(tmp_path / "run"), *words)
+    assert "accuracy" in said
