@@ -53,6 +53,8 @@ def small_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         "0,1",
         "--executor",
         "serial",
+        "--results",
+        "mine",
         *settings,
     ]
 
@@ -60,7 +62,7 @@ def small_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_table_runs_what_is_missing_once_and_shows_it_beside_the_papers(small_table: list[str], tmp_path: Path) -> None:
     said = fedecho(*small_table)
     assert "75.39 ± 2.93" in said
-    kept = sorted((tmp_path / "results" / "cifar10").iterdir())
+    kept = sorted((tmp_path / "mine" / "cifar10").iterdir())
     assert [path.name for path in kept] == [f"fedecho-cifar-100-large-dir-0.1-seed{seed}.json" for seed in (0, 1)]
     result = json.loads(kept[0].read_text())
     assert {"summary", "evaluations", "config", "execution", "software", "commit", "unlabeled"} <= set(result)
@@ -77,7 +79,7 @@ def test_a_table_runs_what_is_missing_once_and_shows_it_beside_the_papers(small_
 def test_a_dry_run_runs_nothing(small_table: list[str], tmp_path: Path) -> None:
     said = fedecho(*small_table, "--dry-run")
     assert "2 cells to run" in said
-    assert not (tmp_path / "results").exists()
+    assert not (tmp_path / "mine").exists()
 
 
 def test_mistakes_are_one_line(small_table: list[str]) -> None:
@@ -85,7 +87,8 @@ def test_mistakes_are_one_line(small_table: list[str]) -> None:
     assert "no cell" in fedecho("table", "cifar10", "--only", "nothing", code=2)
     assert "--format" in fedecho("table", "cifar10", "--format", "pdf", code=2)
     assert "NVIDIA GPU" in fedecho("table", "cifar10", "--only", "fedbuff-large-dir-0.1-seed0", "--only", "seed0", code=2)
-    missing = fedecho("run", "cifar10", "--set", "task.data_dir=nowhere", code=2)
+    assert "--results" in fedecho("table", "cifar10", "--set", "num_versions=1", code=2)
+    missing = fedecho("run", "cifar10", "--data-dir", "nowhere", code=2)
     assert "fedecho data fetch cifar10" in missing
     assert "one of cifar10, cifar100, stl10" in fedecho("data", "fetch", "cifar11", code=2)
     assert "nowhere" in fedecho("data", "synthesize", "./nowhere", code=2)

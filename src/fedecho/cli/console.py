@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from fedecho.core.checkpoint import CheckpointError
+from fedecho.data.locate import VARIABLE
 from fedecho.experiments.build import Execution
 from fedecho.experiments.config import ConfigError
 from fedecho.experiments.run import Interrupted
@@ -29,6 +30,14 @@ WorkersOption = Annotated[
 PrecisionOption = Annotated[str, typer.Option("--precision", help="On a GPU: bf16 or fp32.")]
 Deterministic = Annotated[bool, typer.Option("--deterministic", help="On a GPU: the same bytes every time, slower.")]
 CheckpointEvery = Annotated[float, typer.Option("--checkpoint-every", metavar="SECONDS", help="Real time between checkpoints.")]
+
+DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Where image sets are; by default FEDECHO_DATA, else ./data.")]
+
+
+def use_data_dir(folder: Path | None) -> None:
+    """For this process and its workers. Where data lies is no part of an experiment, so no record names it."""
+    if folder is not None:
+        os.environ[VARIABLE] = str(folder.absolute())
 
 
 def say(text: str) -> None:

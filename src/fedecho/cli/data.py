@@ -6,13 +6,12 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from fedecho.cli.console import err, friendly, out, say, usable
+from fedecho.cli.console import DataDir, err, friendly, out, say, usable
 from fedecho.data.fetch import fetch
 from fedecho.data.locate import data_folder
 from fedecho.data.synthesize import synthesize
 
 data = typer.Typer(no_args_is_help=True, help="Get image sets, or make an unlabeled one.")
-DataDir = Annotated[Path | None, typer.Option("--data-dir", help="By default FEDECHO_DATA, else ./data.")]
 
 
 @data.command("fetch")

@@ -9,6 +9,7 @@ import typer
 from fedecho.algorithms import ALGORITHMS
 from fedecho.cli.console import (
     CheckpointEvery,
+    DataDir,
     Deterministic,
     PrecisionOption,
     Settings,
@@ -22,6 +23,7 @@ from fedecho.cli.console import (
     out,
     say,
     usable,
+    use_data_dir,
 )
 from fedecho.core.drive import Moment
 from fedecho.experiments.compare import Planned, run_all
@@ -64,9 +66,11 @@ def run(
     deterministic: Deterministic = False,
     checkpoint_every: CheckpointEvery = CHECKPOINT_S,
     folder: Annotated[Path | None, typer.Option("--out", help="The run's folder; must not hold a run yet.")] = None,
+    data_dir: DataDir = None,
 ) -> None:
     """Run one experiment and record it in a folder."""
     with friendly():
+        use_data_dir(data_dir)
         experiment = load(source, algorithm=algorithm, seed=seed, versions=versions, settings=settings or ())
         options = execution_options(executor, workers, precision, deterministic) | {"checkpoint_s": checkpoint_every}
         target = folder or _free_folder(experiment, algorithm)
@@ -79,9 +83,11 @@ def resume(
     executor: Annotated[str | None, typer.Option("--executor", help="By default, where it ran before.")] = None,
     workers: WorkersOption = None,
     checkpoint_every: CheckpointEvery = CHECKPOINT_S,
+    data_dir: DataDir = None,
 ) -> None:
     """Go on with a run that was stopped or killed; the result is what it would have been."""
     with friendly():
+        use_data_dir(data_dir)
         before = read_header(folder)["execution"]
         options = execution_options(
             executor or before["executor"], workers, before.get("precision", "bf16"), before.get("deterministic", False)
@@ -100,9 +106,11 @@ def compare(
     settings: Settings = None,
     jobs: Annotated[int | None, typer.Option(help="Runs at a time; by default one per core.")] = None,
     folder: Annotated[Path | None, typer.Option("--out", help="Finished runs in it are kept, stopped ones resumed.")] = None,
+    data_dir: DataDir = None,
 ) -> None:
     """Run several methods with several seeds, and show them in one table."""
     with friendly():
+        use_data_dir(data_dir)
         target = folder or Path("runs") / f"compare-{Path(source).stem}"
         plan = [
             Planned(

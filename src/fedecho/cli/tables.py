@@ -10,6 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from fedecho.cli.console import (
+    DataDir,
     Deterministic,
     PrecisionOption,
     Settings,
@@ -22,6 +23,7 @@ from fedecho.cli.console import (
     out,
     say,
     usable,
+    use_data_dir,
 )
 from fedecho.core.drive import Moment
 from fedecho.experiments.build import Execution
@@ -32,6 +34,8 @@ from fedecho.experiments.results import CellResult, read_result, run_cell
 from fedecho.experiments.state import RunState
 from fedecho.report.paper_tables import as_csv, as_markdown, as_text, lines_of, notes_of
 from fedecho.report.progress import LiveProgress
+
+RESULTS = Path("results")
 
 
 def table(
@@ -48,11 +52,15 @@ def table(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run and how long it takes.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Run nothing: show what there is.")] = False,
     form: Annotated[str, typer.Option("--format", help="text, markdown or csv.")] = "text",
-    results: Annotated[Path, typer.Option(help="Where the results are kept.")] = Path("results"),
+    results: Annotated[Path, typer.Option(help="Where the results are kept.")] = RESULTS,
     runs: Annotated[Path, typer.Option(help="Where the runs are.")] = Path("runs") / "tables",
+    data_dir: DataDir = None,
 ) -> None:
     """Run the cells of a paper's table that are missing, and show ours beside the paper's."""
     with friendly():
+        use_data_dir(data_dir)
+        if settings and results == RESULTS:
+            raise ConfigError("with --set these are not the paper's cells: keep them apart with --results FOLDER")
         if name not in TABLES:
             raise ConfigError(f"unknown table {name!r}: it must be one of {', '.join(TABLES)}")
         if form not in ("text", "markdown", "csv"):
@@ -80,9 +88,11 @@ def cost(
     versions: Annotated[int, typer.Option(help="Versions to measure over.")] = 10,
     settings: Settings = None,
     executor: Annotated[str, typer.Option(help="serial, pool or cuda.")] = "serial",
+    data_dir: DataDir = None,
 ) -> None:
     """What each method costs the server: seconds of inference and distillation per version, versions and bytes held."""
     with friendly():
+        use_data_dir(data_dir)
         if versions < 1:
             raise ConfigError(f"--versions must be at least 1, got {versions}")
         execution = Execution(**execution_options(executor, None, "bf16", False))
