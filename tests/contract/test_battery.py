@@ -15,7 +15,7 @@ from fedecho.core.checkpoint import _digest, encode
 from fedecho.core.drive import Moment, drive
 from fedecho.core.types import Dispatch
 from fedecho.experiments.build import Simulation, assembled
-from fedecho.experiments.run import model_digest
+from fedecho.experiments.identity import model_digest
 
 
 def state_digest(state: Any) -> str:

@@ -29,9 +29,10 @@ from fedecho.core.drive import Moment
 from fedecho.experiments.compare import Planned, run_all
 from fedecho.experiments.config import ConfigError, load
 from fedecho.experiments.experiment import Experiment
+from fedecho.experiments.identity import is_finished
 from fedecho.experiments.recipes import RECIPES
 from fedecho.experiments.record import RECORD, read_header
-from fedecho.experiments.run import CHECKPOINT_S, is_finished, simulate
+from fedecho.experiments.run import CHECKPOINT_S, simulate
 from fedecho.experiments.run import resume as resume_run
 from fedecho.experiments.state import RunState
 from fedecho.report.progress import LiveProgress

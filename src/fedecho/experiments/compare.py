@@ -13,8 +13,9 @@ from typing import Any
 
 from fedecho.core.drive import Moment
 from fedecho.experiments.experiment import Experiment
+from fedecho.experiments.identity import check_same, is_finished
 from fedecho.experiments.record import RECORD
-from fedecho.experiments.run import Interrupted, check_same, is_finished, simulate
+from fedecho.experiments.run import Interrupted, simulate
 from fedecho.experiments.state import RunState
 from fedecho.experiments.summary import Summary
 

@@ -1,19 +1,11 @@
 """A run from its first dispatch to its summary, and on again after it was stopped."""
 
-import platform
-import signal
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, is_dataclass
-from hashlib import sha256
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal
 
-import torch
 from safetensors.torch import save
 from torch import Tensor
 
@@ -21,11 +13,12 @@ from fedecho.core.checkpoint import decode, load_checkpoint, remove_checkpoints,
 from fedecho.core.drive import Moment, drive
 from fedecho.core.types import Weights
 from fedecho.experiments.build import Execution, ExecutorName, Simulation, assembled, one_thread
-from fedecho.experiments.config import ConfigError, differences, fingerprint, from_config, to_config
+from fedecho.experiments.config import ConfigError, fingerprint, from_config
 from fedecho.experiments.experiment import Experiment
+from fedecho.experiments.identity import check_same, config_of, header_of, model_digest, name_of
 from fedecho.experiments.record import RECORD, Line, Record, arrivals_digest, read_header
-from fedecho.experiments.summary import SUMMARY, Summary, accuracies, staleness
-from fedecho.version import __version__
+from fedecho.experiments.signals import stop_signals
+from fedecho.experiments.summary import Summary, accuracies, staleness
 
 MODEL = "model.safetensors"
 CHECKPOINT_S = 30.0
@@ -75,7 +68,7 @@ def simulate(
     """
     folder = None if out is None else Path(out)
     execution = Execution(executor=executor, workers=workers, precision=precision, deterministic=deterministic)
-    with one_thread(), assembled(experiment, execution, say) as simulation, _stop_signals() as stop:
+    with one_thread(), assembled(experiment, execution, say) as simulation, stop_signals() as stop:
         run = _Run(simulation, folder, checkpoint_s, watch or (lambda moment, scores: None), stop)
         run.open(resume, execution.described(), say)
         try:
@@ -106,7 +99,7 @@ class _Run:
         self.checkpoint_s = checkpoint_s
         self.watch = watch
         self.stop = stop
-        self.config = _config_of(simulation.experiment)
+        self.config = config_of(simulation.experiment)
         self.num_moments = 0
         self.real_before = 0.0
         self.save_cost_s = 0.0
@@ -133,7 +126,7 @@ class _Run:
             self.folder.mkdir(parents=True, exist_ok=True)
             if (self.folder / RECORD).exists():
                 raise ConfigError(f"{self.folder} already holds a run: `fedecho resume {self.folder}` goes on with it")
-            self.record = Record.new(self.folder, runtimes, _header(self.simulation, self.config, execution))
+            self.record = Record.new(self.folder, runtimes, header_of(self.simulation, self.config, execution))
 
     def finish(self) -> Result:
         experiment = self.simulation.experiment
@@ -233,7 +226,7 @@ class _Run:
         experiment = simulation.experiment
         summary = Summary(
             name=experiment.name,
-            algorithm=_name_of(experiment.algorithm),
+            algorithm=name_of(experiment.algorithm),
             seed=experiment.seed,
             num_versions=server.model.version,
             virtual_s=simulation.transport.now,
@@ -268,80 +261,3 @@ class _Every(dict[Any, Any]):
 
     def get(self, key: Any, default: Any = None) -> Any:
         return self._template
-
-
-def check_same(folder: Path, experiment: Experiment) -> None:
-    """Is the run in ``folder`` one of this experiment? A user's own parts cannot be compared and are trusted."""
-    ours, theirs = _config_of(experiment), read_header(folder)["config"]
-    found = differences(ours, theirs) if ours is not None and theirs is not None else []
-    if found:
-        raise ConfigError(f"{folder} holds a run of another configuration: {'; '.join(found[:3])}")
-
-
-def is_finished(folder: Path) -> bool:
-    return (folder / SUMMARY).is_file()
-
-
-def model_digest(weights: Weights) -> str:
-    digest = sha256(weights.params.cpu().numpy().tobytes())
-    digest.update(weights.buffers.cpu().numpy().tobytes())
-    return digest.hexdigest()
-
-
-def _name_of(algorithm: Any) -> str:
-    named = to_config(algorithm).get("name") if is_dataclass(algorithm) else None
-    return str(named or type(algorithm).__name__)
-
-
-def _config_of(experiment: Experiment) -> Line | None:
-    """The experiment as a table, or None if a part of it is a user's own and cannot be written down."""
-    try:
-        tree = to_config(experiment)
-        return tree if to_config(from_config(tree)) == tree else None
-    except (TypeError, ValueError):
-        return None
-
-
-def _header(simulation: Simulation, config: Line | None, execution: Line) -> Line:
-    task = simulation.experiment.task
-    classes = [simulation.runtimes.class_of(client) for client in range(task.num_clients)]
-    return {
-        "format": 1,
-        "name": simulation.experiment.name,
-        "config": config,
-        "seed": simulation.experiment.seed,
-        "num_versions": simulation.experiment.num_versions,
-        "execution": execution,
-        "software": {
-            "fedecho": __version__,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "platform": platform.platform(),
-        },
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "num_params": simulation.layout.num_params,
-        "num_unlabeled": task.num_unlabeled,
-        "clients": {"examples": [task.num_examples(client) for client in range(task.num_clients)], "classes": classes},
-    }
-
-
-@contextmanager
-def _stop_signals() -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C (or SIGTERM) asks for a stop between two moments; the second one interrupts at once."""
-    asked = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield asked.is_set
-        return
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        if asked.is_set():
-            raise KeyboardInterrupt
-        asked.set()
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield asked.is_set
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
