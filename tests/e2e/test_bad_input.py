@@ -74,6 +74,7 @@ def test_unknown_names() -> None:
     one_clear_line(fedecho("compare", "digits", "--algorithms", ","), "--algorithms")
     one_clear_line(fedecho("run", "digits", "--executor", "poll"), "--executor", "serial, pool")
     one_clear_line(fedecho("run", "digits", "--workers", "0"), "--workers")
+    one_clear_line(fedecho("run", "digits", "--executor", "pool", "--workers", "100000"), "--workers 100000", "at most")
 
 
 def test_toml_files(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The composition root: the one place where an experiment's parts meet."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, is_dataclass, replace
@@ -48,6 +49,9 @@ class Execution:
             raise ValueError(f"--executor must be one of {', '.join(EXECUTORS)}, got {self.executor!r}")
         if self.workers is not None and self.workers < 1:
             raise ValueError(f"--workers must be at least 1, got {self.workers}")
+        most = 4 * (os.cpu_count() or 1)
+        if self.executor == "pool" and self.num_workers > max(most, 2):
+            raise ValueError(f"--workers {self.workers} is more than this machine's cores can use; at most {most} here")
         if self.precision not in ("bf16", "fp32"):
             raise ValueError(f"--precision must be bf16 or fp32, got {self.precision!r}")
 
