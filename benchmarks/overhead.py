@@ -6,8 +6,8 @@
 Runs alternate (bare, ours, bare, ours, ...) and the medians are compared, so that a busy machine hurts both alike.
 """
 
+import argparse
 import multiprocessing
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -136,7 +136,9 @@ TABLES = {"serial": serial_table, "pool": pool_table, "bank": bank_table}
 
 def main() -> None:
     torch.set_num_threads(1)
-    for name in sys.argv[1:] or TABLES:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tables", nargs="*", choices=[*TABLES, []], help="all by default")
+    for name in parser.parse_args().tables or TABLES:
         TABLES[name]()
 
 

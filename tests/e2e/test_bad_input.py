@@ -113,7 +113,7 @@ def test_a_folder_that_holds_a_run_is_not_touched(tmp_path: Path) -> None:
     short = ["--versions", "2", "--set", "local.num_local_steps=1", "--set", "task.width=1"]
     assert fedecho("run", "digits", *short, "--out", "run").exit_code == 0
     before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
-    one_clear_line(fedecho("run", "digits", *short, "--out", "run"), "already holds a run", "fedecho resume run")
+    one_clear_line(fedecho("run", "digits", *short, "--out", "run"), "already holds a run", "finished")
     assert fedecho("resume", "run").exit_code == 0  # finished: says so, changes nothing
     (tmp_path / "compared").mkdir()
     (tmp_path / "run").rename(tmp_path / "compared" / "fedecho-seed0")

@@ -1,16 +1,23 @@
 """The commands as a user types them."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from fedecho import ALGORITHMS, RECIPES, load
+from fedecho import ALGORITHMS, RECIPES, FedBuff, __version__, load, resume, simulate
 from fedecho.cli import app
+from fedecho.core.drive import Moment
 from fedecho.experiments.record import read_record
-from fedecho.experiments.run import simulate
+from fedecho.experiments.run import Interrupted
 
 SHORT = ["--set", "local.num_local_steps=1", "--set", "task.width=1", "--set", "task.num_unlabeled=20"]
 
@@ -101,3 +108,75 @@ def test_a_run_that_has_diverged_ends_with_a_word() -> None:
     result = CliRunner().invoke(app, ["run", "digits", "--algorithm", "fedbuff", "--set", "local.client_lr=1e9"])
     assert result.exit_code == 2
     assert "lower local.client_lr" in result.stderr
+
+
+def test_the_version() -> None:
+    assert fedecho("--version").strip() == f"fedecho {__version__}"
+
+
+def test_a_pool_in_an_unguarded_script_says_what_to_do(tmp_path: Path) -> None:
+    script = tmp_path / "mine.py"
+    script.write_text('from fedecho import load, simulate\nsimulate(load("digits", versions=1), executor="pool", workers=1)\n')
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode != 0
+    assert '`if __name__ == "__main__":`' in done.stderr
+    assert done.stderr.count("Traceback") == 1
+
+
+def test_ctrl_c_stops_a_comparison_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    words = [
+        "compare",
+        "digits",
+        "--algorithms",
+        "fedbuff,fadas",
+        "--seeds",
+        "0,1",
+        "--jobs",
+        "1",
+        "--out",
+        str(tmp_path / "both"),
+    ]
+    command = [sys.executable, "-m", "fedecho.cli", *words, "--versions", "40"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    first = tmp_path / "both" / "fedbuff-seed0" / "run.jsonl"
+    while not first.exists() or first.stat().st_size < 4000:
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    assert "the same command goes on" in said
+    assert len(list((tmp_path / "both").iterdir())) == 1, "no other run was begun"
+    again = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert again.returncode == 0, again.stderr
+    assert len(list((tmp_path / "both").rglob("summary.json"))) == 4
+
+
+def test_a_users_own_method_is_resumed_from_python(tmp_path: Path) -> None:
+    @dataclass(frozen=True)
+    class Mine(FedBuff):
+        """Not in the table, so a record cannot name it."""
+
+    experiment = replace(load("digits", algorithm="fedbuff", versions=6), algorithm=Mine(buffer_size=3))
+    whole = simulate(experiment)
+
+    def stop(moment: Moment, scores: object) -> None:
+        if moment.step is not None and moment.step.model.version == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(Interrupted, match=r"fedecho\.resume\(.* in Python"):
+        simulate(experiment, out=tmp_path / "run", watch=stop)
+    with pytest.raises(ValueError, match="of its own"):
+        resume(tmp_path / "run")
+    with pytest.raises(ValueError, match="num_versions is 6 there and 7 here"):
+        resume(tmp_path / "run", replace(experiment, num_versions=7))
+    assert resume(tmp_path / "run", experiment).summary.model_sha256 == whole.summary.model_sha256
+
+
+def test_a_trace_lies_beside_the_file_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    rows = "".join(f"{client}, {client + 1}\n" for client in range(20))
+    (tmp_path / "sub" / "clients.csv").write_text("\ufeffclient, runtime_s\n" + rows)
+    (tmp_path / "sub" / "mine.toml").write_text('recipe = "digits"\n[runtimes]\ntrace = "clients.csv"\n')
+    experiment = load("sub/mine.toml")
+    assert experiment.runtimes.assign([1] * 20, 0).draw(4, 0) == 5.0

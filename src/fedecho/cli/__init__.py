@@ -1,16 +1,36 @@
 """The command line: ``fedecho --help`` shows it."""
 
+from typing import Annotated
+
 import typer
 
 from fedecho.cli.data import data
 from fedecho.cli.runs import compare, list_all, resume, run
 from fedecho.cli.tables import cost, table
+from fedecho.version import __version__
 
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Asynchronous federated learning with uncertainty-aware distillation. Start with: fedecho run digits",
 )
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"fedecho {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and stop.", is_eager=True, callback=_show_version)
+    ] = False,
+) -> None:
+    pass
+
+
 app.command("list")(list_all)
 for command in (run, resume, compare, table, cost):
     app.command()(command)

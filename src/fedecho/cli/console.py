@@ -57,6 +57,10 @@ def friendly() -> Iterator[None]:
         fail("interrupted; what is finished is kept, and a run goes on from its last checkpoint with `fedecho resume`", 130)
     except WorkerError as error:
         fail(str(error), 1)
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "memory" not in str(error):
+            raise
+        fail(f"not enough memory: {str(error).splitlines()[0]}", 2)
     except OSError as error:
         fail(f"cannot go on: {error}; a run that had begun can be resumed", 2)
 

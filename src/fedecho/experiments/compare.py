@@ -1,12 +1,14 @@
 """Many runs beside each other: one process each, finished ones kept, stopped ones resumed."""
 
 import multiprocessing
+import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from queue import Empty
 from typing import Any
@@ -18,6 +20,7 @@ from fedecho.experiments.record import RECORD
 from fedecho.experiments.run import Interrupted, simulate
 from fedecho.experiments.state import RunState
 from fedecho.experiments.summary import Summary
+from fedecho.simulation.executors.worker import deaf_children
 
 See = Callable[[str, RunState], None]
 NEWS_EVERY_S = 0.2
@@ -46,13 +49,16 @@ def run_all(plan: list[Planned], *, jobs: int, see: See) -> list[Summary]:
 def _run_missing(missing: list[Planned], jobs: int, see: See) -> None:
     context = multiprocessing.get_context("spawn")
     news: Queue[Any] = context.Queue()
-    with ProcessPoolExecutor(min(jobs, len(missing)), context, initializer=_listen, initargs=(news,)) as pool:
-        futures = [pool.submit(_run_one, planned) for planned in missing]
+    stop = context.Event()
+    with ProcessPoolExecutor(min(jobs, len(missing)), context, initializer=_listen, initargs=(news, stop)) as pool:
+        with deaf_children():
+            futures = [pool.submit(_run_one, planned) for planned in missing]
         try:
             _follow(futures, news, see)
             for future in futures:
                 future.result()
         except (KeyboardInterrupt, BrokenProcessPool, Interrupted):
+            stop.set()
             pool.shutdown(wait=True, cancel_futures=True)
             raise Interrupted("stopped; the same command goes on where it was") from None
 
@@ -71,23 +77,29 @@ def _follow(futures: list[Future[None]], news: "Queue[Any]", see: See) -> None:
 
 
 _news: "Queue[Any] | None" = None
+_stop: Event | None = None
 
 
-def _listen(news: "Queue[Any]") -> None:
-    """In a worker: where to send its news."""
-    global _news
-    _news = news
+def _listen(news: "Queue[Any]", stop: Event) -> None:
+    """In a worker: where to send its news, and how it hears that all shall stop."""
+    global _news, _stop
+    _news, _stop = news, stop
 
 
 def _run_one(planned: Planned) -> None:
     state, told = RunState(planned.experiment.num_versions), 0.0
+    if _stop is not None and _stop.is_set():
+        raise Interrupted("stopped before it began")
 
     def watch(moment: Moment, scores: dict[str, float] | None) -> None:
         nonlocal told
         state.see(moment, scores)
         now = time.monotonic()
-        if _news is not None and (now - told > NEWS_EVERY_S or state.version == state.num_versions):
+        if now - told > NEWS_EVERY_S or state.version == state.num_versions:
             told = now
-            _news.put((planned.label, state))
+            if _news is not None:
+                _news.put((planned.label, state))
+            if _stop is not None and _stop.is_set():
+                signal.raise_signal(signal.SIGTERM)  # as if it had been asked itself
 
     simulate(planned.experiment, out=planned.folder, resume=(planned.folder / RECORD).exists(), watch=watch)

@@ -125,8 +125,16 @@ def _another_method(name: str, tree: Tree) -> Tree:
 
 def _file(source: str) -> Tree:
     if source.endswith(".toml") or Path(source).is_file():
-        return read_toml(Path(source))
+        return _beside(Path(source), read_toml(Path(source)))
     raise ConfigError(_unknown(source, RECIPES, "recipe") + "; a file's name must end in .toml")
+
+
+def _beside(path: Path, tree: Tree) -> Tree:
+    """A trace that a file names lies beside the file, unless its path says otherwise."""
+    runtimes = tree.get("runtimes")
+    if isinstance(runtimes, dict) and isinstance(runtimes.get("trace"), str):
+        tree["runtimes"] = runtimes | {"trace": str(path.parent / runtimes["trace"])}
+    return tree
 
 
 def _on_recipe(tree: Tree) -> Tree:
@@ -187,7 +195,10 @@ def _construct(cls: type[Any], tree: Any, path: str, known: Mapping[str, Any]) -
     given = {key: value for key, value in tree.items() if key != "name" or "name" in names}
     for key in given:
         if key not in names:
-            raise ConfigError(_unknown(f"{path}{'.' if path else ''}{key}", names, "key"))
+            below = _below(key, cls, tree)
+            dotted = f"{path}{'.' if path else ''}"
+            hint = f"unknown key {dotted + key!r}: did you mean {dotted + below!r}?" if below else ""
+            raise ConfigError(hint or _unknown(dotted + key, names, "key"))
     arguments: Tree = {}
     for f in settable:
         where = f"{path}.{f.name}" if path else f.name
@@ -203,6 +214,24 @@ def _construct(cls: type[Any], tree: Any, path: str, known: Mapping[str, Any]) -
         raise
     except ValueError as error:
         raise ConfigError(str(error)) from None
+
+
+def _below(key: str, cls: type[Any], tree: Mapping[str, Any]) -> str | None:
+    """Where a key of that very name stands in the tables below, if anywhere."""
+    hints = get_type_hints(cls)
+    for f in fields(cls):
+        table = tree.get(f.name)
+        below = hints[f.name]
+        if f.name in CHOICES:
+            below = CHOICES[f.name].get(table.get("name", "")) if isinstance(table, Mapping) else None
+        if not (is_dataclass(below) and isinstance(below, type)):
+            continue
+        if key in [child.name for child in fields(below) if child.repr]:
+            return f"{f.name}.{key}"
+        deeper = _below(key, below, table if isinstance(table, Mapping) else {})
+        if deeper:
+            return f"{f.name}.{deeper}"
+    return None
 
 
 def _inherits(cls: type[Any], name: str) -> bool:

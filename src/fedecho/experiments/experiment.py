@@ -1,5 +1,6 @@
 """``Experiment``: a whole run as one frozen object whose fields are the very objects that run."""
 
+import re
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -32,6 +33,8 @@ class Experiment:
     """Where clients' control variates live in a simulation (FedAC)."""
 
     def __post_init__(self) -> None:
+        if not re.fullmatch(r"[\w.-]+", self.name):
+            raise ValueError(f"name must be letters, digits, dots, dashes and underscores, got {self.name!r}")
         for name in ("num_versions", "eval_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")

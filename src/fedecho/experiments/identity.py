@@ -21,8 +21,12 @@ from fedecho.version import __version__
 
 def check_same(folder: Path, experiment: Experiment) -> None:
     """Is the run in ``folder`` one of this experiment? A user's own parts cannot be compared and are trusted."""
-    ours, theirs = config_of(experiment), read_header(folder)["config"]
-    found = differences(ours, theirs) if ours is not None and theirs is not None else []
+    header = read_header(folder)
+    ours, theirs = config_of(experiment), header["config"]
+    if ours is None or theirs is None:
+        ours = {name: getattr(experiment, name) for name in ("name", "seed", "num_versions")}
+        theirs = {name: header[name] for name in ours}
+    found = differences(ours, theirs)
     if found:
         raise ConfigError(f"{folder} holds a run of another configuration: {'; '.join(found[:3])}")
 

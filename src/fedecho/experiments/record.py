@@ -44,6 +44,9 @@ class Record:
         file = (folder / RECORD).open("rb+")
         if position is None:
             position = len(file.readline())
+        if position > file.seek(0, os.SEEK_END):
+            file.close()
+            raise ValueError(f"{folder / RECORD} is shorter than when its checkpoint was made; start the run in a new folder")
         file.truncate(position)
         file.seek(position)
         return cls(file, runtimes)

@@ -15,10 +15,11 @@ from fedecho.core.types import Weights
 from fedecho.experiments.build import Execution, ExecutorName, Simulation, assembled, one_thread
 from fedecho.experiments.config import ConfigError, fingerprint, from_config
 from fedecho.experiments.experiment import Experiment
-from fedecho.experiments.identity import check_same, config_of, header_of, model_digest, name_of
+from fedecho.experiments.identity import check_same, config_of, header_of, is_finished, model_digest, name_of
 from fedecho.experiments.record import RECORD, Line, Record, arrivals_digest, read_header
 from fedecho.experiments.signals import stop_signals
 from fedecho.experiments.summary import Summary, accuracies, staleness
+from fedecho.simulation.executors.worker import refuse_while_importing
 
 MODEL = "model.safetensors"
 CHECKPOINT_S = 30.0
@@ -67,8 +68,12 @@ def simulate(
     ``cuda`` has the same schedule and draws and rounds in its own way; ``deterministic`` makes it do so equally every time.
     """
     folder = None if out is None else Path(out)
+    refuse_while_importing()
+    _check_folder(folder, experiment, resume)
+    if checkpoint_s < 0:
+        raise ConfigError(f"--checkpoint-every must be at least 0 seconds, got {checkpoint_s}")
     execution = Execution(executor=executor, workers=workers, precision=precision, deterministic=deterministic)
-    with one_thread(), assembled(experiment, execution, say) as simulation, stop_signals() as stop:
+    with one_thread(), assembled(experiment, execution, say) as simulation, stop_signals(say) as stop:
         run = _Run(simulation, folder, checkpoint_s, watch or (lambda moment, scores: None), stop)
         run.open(resume, execution.described(), say)
         try:
@@ -86,6 +91,18 @@ def resume(folder: Path | str, experiment: Experiment | None = None, **options: 
             raise ConfigError(f"{folder} used a task or method of its own: resume it from Python, resume(folder, experiment)")
         experiment = from_config(header["config"])
     return simulate(experiment, out=folder, resume=True, **options)
+
+
+def _check_folder(folder: Path | None, experiment: Experiment, resume: bool) -> None:
+    """Before any process is started."""
+    if folder is None:
+        return
+    if resume:
+        check_same(folder, experiment)
+    elif is_finished(folder):
+        raise ConfigError(f"{folder} already holds a run, which is finished: choose another folder")
+    elif (folder / RECORD).exists():
+        raise ConfigError(f"{folder} already holds a run: `fedecho resume {folder}` goes on with it")
 
 
 class _Run:
@@ -120,12 +137,9 @@ class _Run:
         if self.folder is None:
             self.record = Record.in_memory(runtimes)
         elif resume:
-            check_same(self.folder, self.simulation.experiment)
             self.record = Record.continued(self.folder, runtimes, self._restore(say))
         else:
             self.folder.mkdir(parents=True, exist_ok=True)
-            if (self.folder / RECORD).exists():
-                raise ConfigError(f"{self.folder} already holds a run: `fedecho resume {self.folder}` goes on with it")
             self.record = Record.new(self.folder, runtimes, header_of(self.simulation, self.config, execution))
 
     def finish(self) -> Result:
@@ -139,7 +153,7 @@ class _Run:
         )
         if self.simulation.server.model.version < experiment.num_versions:
             self._save()
-            how = "" if self.folder is None else f"; go on with: fedecho resume {self.folder}"
+            how = "" if self.folder is None else f"; go on with: {self._how_to_resume}"
             raise Interrupted(f"stopped at version {self.simulation.server.model.version} of {experiment.num_versions}{how}")
         return self._result()
 
@@ -212,6 +226,11 @@ class _Run:
         transport.restore(tree["transport"], tree["server"]["models"])
         self.real_before, self.num_moments = tree["real_s"], tree["num_moments"]
         return int(tree["position"])
+
+    @property
+    def _how_to_resume(self) -> str:
+        known = self.config is not None
+        return f"fedecho resume {self.folder}" if known else f'fedecho.resume("{self.folder}", experiment) in Python'
 
     @property
     def _fingerprint(self) -> str:

@@ -8,7 +8,7 @@ from types import FrameType
 
 
 @contextmanager
-def stop_signals() -> Iterator[Callable[[], bool]]:
+def stop_signals(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
     """The first Ctrl-C (or SIGTERM) asks for a stop between two moments; the second one interrupts at once."""
     asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():
@@ -19,6 +19,7 @@ def stop_signals() -> Iterator[Callable[[], bool]]:
         if asked.is_set():
             raise KeyboardInterrupt
         asked.set()
+        say("stopping after the client that is training now; once more to stop at once")
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

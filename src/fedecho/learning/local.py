@@ -1,6 +1,7 @@
 """The settings of a client's local training."""
 
 from dataclasses import dataclass
+from math import inf
 from typing import Literal
 
 
@@ -27,8 +28,8 @@ class LocalTraining:
     def __post_init__(self) -> None:
         if self.optimizer not in ("sgd", "adamw"):
             raise ValueError(f"local.optimizer must be 'sgd' or 'adamw', got {self.optimizer!r}")
-        if not self.client_lr > 0:
-            raise ValueError(f"local.client_lr must be above 0, got {self.client_lr}")
+        if not 0 < self.client_lr < inf:
+            raise ValueError(f"local.client_lr must be above 0 and finite, got {self.client_lr}")
         if self.num_local_steps is not None and self.num_local_steps < 1:
             raise ValueError(f"local.num_local_steps must be at least 1, got {self.num_local_steps}")
         for name in ("epochs", "batch_size"):

@@ -120,8 +120,8 @@ def read_trace(path: Path, num_clients: int) -> list[list[float]]:
     """The runtimes of each client; every fault names the file and the line."""
     runtimes: list[list[float]] = [[] for _ in range(num_clients)]
     try:
-        with path.open(newline="") as file:
-            reader = csv.DictReader(file)
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file, skipinitialspace=True)
             if not {"client", "runtime_s"} <= set(reader.fieldnames or ()):
                 raise ValueError(f"{path}: the first line must name the columns client,runtime_s, got {reader.fieldnames}")
             for row in reader:

@@ -12,7 +12,7 @@ from fedecho.core.types import ClientUpdate
 from fedecho.learning.trainer import Trainer
 from fedecho.simulation.executors.executor import Job
 from fedecho.simulation.executors.shared import Segment, Segments
-from fedecho.simulation.executors.worker import NOT_STARTED, Done, Failed, Order, work
+from fedecho.simulation.executors.worker import NEEDS_GUARD, NOT_STARTED, Done, Failed, Order, deaf_children, work
 
 DEPTH = 2
 """Orders a worker holds at once: it goes on training while this process distils."""
@@ -95,7 +95,8 @@ class PoolExecutor:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         process = context.Process(target=work, args=(theirs, self._make_trainer), daemon=True)
-        process.start()
+        with deaf_children():
+            process.start()
         theirs.close()
         return _Worker(process, ours)
 
@@ -153,9 +154,8 @@ class PoolExecutor:
         by_pipe = {worker.pipe: worker for worker in self._workers}
         for pipe in wait(list(by_pipe)):
             worker = by_pipe[pipe]  # type: ignore[index]
-            try:
-                answer: Done | Failed = worker.pipe.recv()
-            except (EOFError, OSError):  # between two answers, or in the middle of one
+            answer = _heard(worker.pipe)
+            if answer is None:
                 self._replace(worker)
                 continue
             if answer.number == NOT_STARTED:
@@ -192,6 +192,10 @@ class PoolExecutor:
     def _replace(self, dead: _Worker) -> None:
         """A worker died: start another and let its jobs run again, to the same result."""
         dead.process.join()
+        if dead.process.exitcode == NEEDS_GUARD:
+            raise WorkerError(
+                'a pool starts processes that import your script: put what runs in it under `if __name__ == "__main__":`'
+            )
         self._restarts += 1
         if self._restarts > MAX_RESTARTS:
             raise WorkerError(f"workers keep dying (exit code {dead.process.exitcode}); out of memory?")
@@ -201,3 +205,12 @@ class PoolExecutor:
             self._segments.give_back(segment)
             self._jobs[number] = job
             heappush(self._pending, (float("-inf"), number))
+
+
+def _heard(pipe: Connection) -> Done | Failed | None:
+    """What a worker says, or None if it died, between two answers or in the middle of one."""
+    try:
+        answer: Done | Failed = pipe.recv()
+    except (EOFError, OSError):
+        return None
+    return answer

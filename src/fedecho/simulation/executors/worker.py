@@ -1,9 +1,12 @@
 """A worker process: it keeps the task and one network, and trains what it is told."""
 
+import multiprocessing
 import os
 import signal
+import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
@@ -15,6 +18,29 @@ from fedecho.simulation.executors.shared import Segment
 
 NOT_STARTED = -1
 """The number of an answer to no order: the worker could not start."""
+
+
+NEEDS_GUARD = 77
+"""The exit code of a process that was started by a script whose own start is not guarded."""
+
+
+def refuse_while_importing() -> None:
+    """In a process that is still importing the script that started it: a run would start processes without end."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        os._exit(NEEDS_GUARD)
+
+
+@contextmanager
+def deaf_children() -> Iterator[None]:
+    """Processes started inside begin deaf to Ctrl-C, which is their parent's business; so they inherit it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +91,7 @@ def work(pipe: Connection, make_trainer: Callable[[], Trainer]) -> None:
     while True:
         try:
             order: Order | None = pipe.recv()
-        except EOFError:
+        except (EOFError, OSError):  # the parent is gone
             order = None
         if order is None:
             break
@@ -76,7 +102,10 @@ def work(pipe: Connection, make_trainer: Callable[[], Trainer]) -> None:
             answer: Done | Failed = _run(trainer, order, segments[order.model], segments[order.result])
         except Exception as error:  # the parent decides what a failed client means
             answer = Failed(order.number, order.client, f"{error}\n{traceback.format_exc()}")
-        pipe.send(answer)
+        try:
+            pipe.send(answer)
+        except OSError:
+            break
     os._exit(0)  # nothing here needs tidying, and views of shared memory may still be alive
 
 
