@@ -24,9 +24,12 @@ ALLOWED: dict[str, set[str]] = {
 def imported_layers(path: Path) -> set[str]:
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
-        names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        assert not (isinstance(node, ast.ImportFrom) and node.level), f"{path}: imports are absolute here"
+        names = [f"{node.module}.{alias.name}" for alias in node.names] if isinstance(node, ast.ImportFrom) else []
         names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        found |= {name.split(".")[1] for name in names if name.startswith("fedecho.") and name != "fedecho.version"}
+        found |= {
+            name.split(".")[1] for name in names if name.startswith("fedecho.") and not name.startswith("fedecho.version")
+        }
     return found
 
 

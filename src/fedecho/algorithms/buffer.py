@@ -39,6 +39,14 @@ class Buffer:
         return replace(self, size=0)
 
 
+def check_moments(beta1: float, beta2: float, eps: float) -> None:
+    for name, beta in (("beta1", beta1), ("beta2", beta2)):
+        if not 0 <= beta < 1:
+            raise ValueError(f"{name} must be at least 0 and below 1, got {beta}")
+    if not eps > 0:
+        raise ValueError(f"eps must be above 0, got {eps}")
+
+
 def check_buffered(buffer_size: int, server_lr: float) -> None:
     if buffer_size < 1:
         raise ValueError(f"buffer_size must be at least 1, got {buffer_size}")

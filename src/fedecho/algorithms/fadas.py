@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedecho.algorithms.buffer import Buffer, check_buffered
+from fedecho.algorithms.buffer import Buffer, check_buffered, check_moments
 from fedecho.core.types import Advance, Arrival, GlobalModel, Weights
 
 
@@ -40,6 +40,7 @@ class FADAS:
 
     def __post_init__(self) -> None:
         check_buffered(self.buffer_size, self.server_lr)
+        check_moments(self.beta1, self.beta2, self.eps)
         if self.staleness_threshold < 0:
             raise ValueError(f"staleness_threshold must be at least 0, got {self.staleness_threshold}")
 

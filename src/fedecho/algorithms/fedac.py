@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from fedecho.algorithms.buffer import Buffer, check_buffered
+from fedecho.algorithms.buffer import Buffer, check_buffered, check_moments
 from fedecho.core.algorithm import Demands
 from fedecho.core.types import Advance, Arrival, GlobalModel, Weights
 
@@ -41,6 +41,7 @@ class FedAC:
 
     def __post_init__(self) -> None:
         check_buffered(self.buffer_size, self.server_lr)
+        check_moments(self.beta1, self.beta2, self.eps)
         if self.num_clients < 1:
             raise ValueError(f"num_clients must be at least 1, got {self.num_clients}")
         if not self.min_agreement > 0:

@@ -34,7 +34,7 @@ class FedAsync:
             raise ValueError(f"mixing must be above 0 and at most 1, got {self.mixing}")
         if self.proximal < 0:
             raise ValueError(f"proximal must be at least 0, got {self.proximal}")
-        staleness_weight(self.staleness, self.power)
+        staleness_weight(self.staleness, self.power, self.slope, self.grace)
 
     @property
     def buffer_size(self) -> int:

@@ -23,7 +23,7 @@ class FedBuff:
 
     def __post_init__(self) -> None:
         check_buffered(self.buffer_size, self.server_lr)
-        staleness_weight(self.staleness, self.power)
+        staleness_weight(self.staleness, self.power, self.slope, self.grace)
 
     def init(self, model: GlobalModel) -> Buffer:
         return Buffer.empty(model)

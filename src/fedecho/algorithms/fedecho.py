@@ -27,12 +27,12 @@ class Echo(Generic[S]):
 class FedEcho(Generic[S]):
     """Any inner method, followed at each version by distillation from the mean of all clients' latest logits on U.
 
-    ``student`` is the server's network and U. An experiment attaches it; it is no hyper-parameter.
+    ``seed`` is the experiment's unless it is given. ``student`` is the server's network and U; an experiment attaches it.
     """
 
     inner: Algorithm[S]
     distiller: Distiller = field(default_factory=Distiller)
-    seed: int = 0
+    seed: int | None = None
     student: Student | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -40,8 +40,10 @@ class FedEcho(Generic[S]):
         return demands(self.inner)
 
     @property
-    def buffer_size(self) -> int:
-        return int(getattr(self.inner, "buffer_size", 1))
+    def buffer_size(self) -> int | None:
+        """The inner method's, or None if it does not say."""
+        told = getattr(self.inner, "buffer_size", None)
+        return None if told is None else int(told)
 
     def attached(self, student: Student) -> "FedEcho[S]":
         return replace(self, student=student)
@@ -64,11 +66,14 @@ class FedEcho(Generic[S]):
     def advance(self, state: Echo[S], model: GlobalModel) -> Advance[Echo[S]]:
         """Lines 10 to 17: the inner step makes x_hat, distillation makes x_{t+1} of it."""
         inner = self.inner.advance(state.inner, model)
-        teachers: dict[str, Any] = {"num_teachers": len(state.bank), "teacher_age": state.bank.mean_age(model.version)}
-        if self.distiller.num_steps(self._student.num_unlabeled) == 0:
+        bank = state.bank
+        teachers: dict[str, Any] = {"num_teachers": len(bank), "teacher_age": bank.mean_age(model.version)}
+        if bank.num_refused:
+            teachers["refused_logits"] = bank.num_refused
+        if self.distiller.num_steps(self._student.num_unlabeled) == 0 or not len(bank):
             fresh = replace(state, inner=inner.state)
             return Advance(fresh, inner.weights, inner.correction, {**inner.metrics, **teachers})
-        seed = derive(self.seed, "distillation", model.version)
+        seed = derive(self.seed or 0, "distillation", model.version)
         adam, weights, metrics = self.distiller.distill(self._student, state.adam, inner.weights, state.bank.teacher(), seed)
         fresh = replace(state, inner=inner.state, adam=adam)
         return Advance(fresh, weights, inner.correction, {**inner.metrics, **teachers, **metrics})

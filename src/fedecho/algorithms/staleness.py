@@ -30,6 +30,8 @@ def hinge(slope: float, grace: int) -> Staleness:
 
 
 def staleness_weight(name: StalenessName, power: float, slope: float = 10.0, grace: int = 4) -> Staleness:
+    if power < 0 or slope < 0 or grace < 0:
+        raise ValueError(f"power, slope and grace must be at least 0, got {power}, {slope} and {grace}")
     match name:
         case "constant":
             return constant

@@ -1,5 +1,6 @@
 """The bank: the latest logits of every client on U, with a running mean whose cost does not grow with the number of clients."""
 
+from math import isfinite
 from typing import Any, Literal
 
 import torch
@@ -12,9 +13,12 @@ Average = Literal["logits", "probabilities"]
 class Bank:
     """y^i of every client heard so far, and their sum.
 
-    The sum is kept in float64: adding the new logits and subtracting the old ones then drifts by some 1e-16 a time, a billion
-    arrivals away from being seen in float32. Clients never heard are left out of the mean, not counted as zeros.
+    The sum is kept in float64: adding the new logits and subtracting the old ones then drifts by some 1e-16 a time, far below what
+    float32 shows. Entries so large that taking them out again would leave nothing of the others are summed anew instead, and logits
+    that are not finite are refused. Clients never heard are left out of the mean, not counted as zeros.
     """
+
+    LARGE = 1e6
 
     def __init__(self, num_unlabeled: int, num_classes: int, device: torch.device, average: Average = "logits") -> None:
         if average not in ("logits", "probabilities"):
@@ -23,17 +27,35 @@ class Bank:
         self.total = torch.zeros(num_unlabeled, num_classes, dtype=torch.float64, device=device)
         self.entries: dict[int, Tensor] = {}
         self.heard_at: dict[int, int] = {}
+        self.num_refused = 0
+        self._large: set[int] = set()
         self._heard_sum = 0
 
     def put(self, client: int, logits: Float[Tensor, "unlabeled classes"], version: int) -> None:
         """Line 5 of Algorithm 1: the client's newest predictions take the place of its older ones."""
+        largest = float(logits.abs().max())
+        if not isfinite(largest):
+            self.num_refused += 1  # the client's former logits stay
+            return
         entry = logits.softmax(dim=-1) if self.average == "probabilities" else logits
-        if client in self.entries:
-            self.total.sub_(self.entries[client])
-        self.total.add_(entry)
+        old = self.entries.get(client)
         self.entries[client] = entry
+        if client in self._large:
+            self._large.discard(client)
+            self._sum_anew()
+        else:
+            if old is not None:
+                self.total.sub_(old)
+            self.total.add_(entry)
+        if self.average == "logits" and largest > self.LARGE:
+            self._large.add(client)
         self._heard_sum += version - self.heard_at.get(client, 0)
         self.heard_at[client] = version
+
+    def _sum_anew(self) -> None:
+        self.total.zero_()
+        for entry in self.entries.values():
+            self.total.add_(entry)
 
     def teacher(self) -> Float[Tensor, "unlabeled classes"]:
         """Line 14: the mean over the clients that have logits. A mean of probabilities comes back as its logarithm."""
@@ -56,7 +78,13 @@ class Bank:
         return version - self._heard_sum / len(self.heard_at) if self.heard_at else 0.0
 
     def to_tree(self) -> dict[str, Any]:
-        return {"total": self.total, "entries": self.entries, "heard_at": self.heard_at}
+        return {
+            "total": self.total,
+            "entries": self.entries,
+            "heard_at": self.heard_at,
+            "large": sorted(self._large),
+            "num_refused": self.num_refused,
+        }
 
     def from_tree(self, tree: dict[str, Any]) -> "Bank":
         device = self.total.device
@@ -64,4 +92,6 @@ class Bank:
         self.entries = {client: entry.to(device) for client, entry in tree["entries"].items()}
         self.heard_at = dict(tree["heard_at"])
         self._heard_sum = sum(self.heard_at.values())
+        self._large = set(tree["large"])
+        self.num_refused = tree["num_refused"]
         return self

@@ -50,6 +50,11 @@ class Distiller:
     moments: Literal["carried", "fresh"] = "carried"
 
     def __post_init__(self) -> None:
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"distiller.{name} must be at least 0 and below 1, got {getattr(self, name)}")
+        if not self.eps > 0:
+            raise ValueError(f"distiller.eps must be above 0, got {self.eps}")
         if self.distill_lr < 0:
             raise ValueError(f"distill_lr must be at least 0, got {self.distill_lr}")
         if self.batch_size < 1:

@@ -61,6 +61,10 @@ def _run_missing(missing: list[Planned], jobs: int, see: See) -> None:
             stop.set()
             pool.shutdown(wait=True, cancel_futures=True)
             raise Interrupted("stopped; the same command goes on where it was") from None
+        except BaseException:
+            stop.set()
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
 
 
 def _follow(futures: list[Future[None]], news: "Queue[Any]", see: See) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
 from hashlib import sha256
-from math import isnan
+from math import inf, isnan
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -18,6 +18,8 @@ from fedecho.experiments.recipes import RECIPES
 from fedecho.tasks import TASKS
 
 Tree = dict[str, Any]
+MOST = 10**300
+"""A whole number above it is no float."""
 
 
 class ConfigError(ValueError):
@@ -52,7 +54,7 @@ def from_config(tree: Mapping[str, Any]) -> Experiment:
     known = {"seed": tree.get("seed", 0)}
     task = tree.get("task")
     if isinstance(task, Mapping):
-        num_clients = task.get("num_clients", _default(TASKS.get(task.get("name", ""), object), "num_clients"))
+        num_clients = task.get("num_clients", _default(TASKS.get(str(task.get("name")), object), "num_clients"))
         known["num_clients"] = num_clients
     experiment = _construct(Experiment, tree, "", known)
     assert isinstance(experiment, Experiment)  # noqa: S101 (for the type checker)
@@ -116,6 +118,8 @@ def _another_method(name: str, tree: Tree) -> Tree:
     """The table of another method: a recipe knows its values; of a plain file's method only the buffer's size is kept."""
     _among(name, ALGORITHMS, "algorithm")
     old = tree.get("algorithm", {})
+    if isinstance(old, Mapping) and old.get("name") == name:
+        return dict(old)
     if "recipe" in tree or not isinstance(old, Mapping):
         return {"name": name}
     buffer_size = old.get("buffer_size", old.get("inner", {}).get("buffer_size"))
@@ -256,8 +260,10 @@ def _plain(value: Any, hint: Any, path: str) -> Any:
     for option in options:
         if get_origin(option) is Literal and value in get_args(option):
             return value
-        if option is float and type(value) in (int, float) and not isnan(value):
+        if option is float and type(value) in (int, float) and abs(value) <= MOST and not isnan(value):
             return float(value)
+        if option is float and value in (inf, -inf):
+            return value
         if option in (int, str, bool, NoneType) and type(value) is option:
             return value
     raise ConfigError(f"{path} must be {_spoken(options)}, got {value!r}")

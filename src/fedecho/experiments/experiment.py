@@ -1,7 +1,7 @@
 """``Experiment``: a whole run as one frozen object whose fields are the very objects that run."""
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any
 
 from fedecho.core.admission import Admission
@@ -38,6 +38,11 @@ class Experiment:
         for name in ("num_versions", "eval_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        self._share_seed()
+        if self.local.control_variates and not demands(self.algorithm).control_variates:
+            raise ValueError(
+                "local.control_variates needs a method that sends a correction (fedac), which switches it on by itself"
+            )
         num_clients = self.task.num_clients
         if not 1 <= self.concurrency <= num_clients:
             raise ValueError(f"concurrency must be between 1 and task.num_clients = {num_clients}, got {self.concurrency}")
@@ -62,6 +67,13 @@ class Experiment:
             proximal=self.local.proximal or asked.proximal,
             control_variates=self.local.control_variates or asked.control_variates,
         )
+
+    def _share_seed(self) -> None:
+        """A task or a method with no seed of its own takes the experiment's."""
+        for name in ("task", "algorithm"):
+            part = getattr(self, name)
+            if is_dataclass(part) and not isinstance(part, type) and getattr(part, "seed", self.seed) is None:
+                object.__setattr__(self, name, replace(part, seed=self.seed))
 
     def _check_buffer(self, buffer_size: int) -> None:
         if buffer_size > self.concurrency:

@@ -8,6 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from fedecho.core.types import Weights
@@ -69,6 +70,7 @@ def header_of(simulation: Simulation, config: Line | None, execution: Line) -> L
             "fedecho": __version__,
             "python": platform.python_version(),
             "torch": torch.__version__,
+            "numpy": np.__version__,
             "platform": platform.platform(),
         },
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),

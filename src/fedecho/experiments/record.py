@@ -9,9 +9,11 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
+from math import isfinite
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from fedecho.core.checkpoint import write_atomically
 from fedecho.core.drive import Moment
 from fedecho.core.server import Receipt
 from fedecho.simulation.runtimes import ClientRuntimes
@@ -33,10 +35,9 @@ class Record:
 
     @classmethod
     def new(cls, folder: Path, runtimes: ClientRuntimes, header: Line) -> "Record":
-        record = cls((folder / RECORD).open("xb+"), runtimes)
-        record.write({"event": "header", **header})
-        record.sync()
-        return record
+        line = json.dumps({"event": "header", **header}, separators=(",", ":"))
+        write_atomically(folder / RECORD, line.encode() + b"\n")  # never there without its header
+        return cls.continued(folder, runtimes, None)
 
     @classmethod
     def continued(cls, folder: Path, runtimes: ClientRuntimes, position: int | None) -> "Record":
@@ -59,8 +60,8 @@ class Record:
         self.write(self._arrival(moment.time, receipt))
         if moment.step is not None:
             step = moment.step
-            metrics = {key: _rounded(value) for key, value in step.metrics.items()}
-            self.write({"event": "version", "version": step.model.version, "time": _rounded(moment.time), **metrics})
+            own = {"event": "version", "version": step.model.version, "time": _rounded(moment.time)}
+            self.write(_numbers(step.metrics) | own)
 
     def _arrival(self, time: float, receipt: Receipt) -> Line:
         line: Line = {"event": "arrival", "time": _rounded(time), "client": receipt.client, "status": receipt.status}
@@ -70,7 +71,7 @@ class Record:
             line |= {"dispatch": receipt.dispatch, "base": receipt.base_version, "staleness": receipt.staleness}
             line["class"] = self._runtimes.class_of(receipt.client)
         if receipt.status == "accepted":
-            line |= {"norm": _rounded(receipt.norm), **{key: _rounded(value) for key, value in receipt.metrics.items()}}
+            line = _numbers(receipt.metrics) | line | {"norm": _rounded(receipt.norm)}
         return line
 
     def sync(self) -> int:
@@ -123,6 +124,11 @@ def arrivals_digest(lines: Iterator[Mapping[str, Any]]) -> str:
         if line["event"] == "arrival":
             digest.update(json.dumps(line, separators=(",", ":")).encode() + b"\n")
     return digest.hexdigest()
+
+
+def _numbers(metrics: Mapping[str, Any]) -> Line:
+    """What a client or a method says of itself, as far as it is numbers; it never overwrites what we say."""
+    return {key: _rounded(value) for key, value in metrics.items() if isinstance(value, int | float) and isfinite(value)}
 
 
 def _rounded(value: float) -> float:

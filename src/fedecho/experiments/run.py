@@ -20,6 +20,7 @@ from fedecho.experiments.record import RECORD, Line, Record, arrivals_digest, re
 from fedecho.experiments.signals import stop_signals
 from fedecho.experiments.summary import Summary, accuracies, staleness
 from fedecho.simulation.executors.worker import refuse_while_importing
+from fedecho.simulation.forecast import most_fruitless
 
 MODEL = "model.safetensors"
 CHECKPOINT_S = 30.0
@@ -70,7 +71,7 @@ def simulate(
     folder = None if out is None else Path(out)
     refuse_while_importing()
     _check_folder(folder, experiment, resume)
-    if checkpoint_s < 0:
+    if not checkpoint_s >= 0:
         raise ConfigError(f"--checkpoint-every must be at least 0 seconds, got {checkpoint_s}")
     execution = Execution(executor=executor, workers=workers, precision=precision, deterministic=deterministic)
     with one_thread(), assembled(experiment, execution, say) as simulation, stop_signals(say) as stop:
@@ -97,6 +98,8 @@ def _check_folder(folder: Path | None, experiment: Experiment, resume: bool) -> 
     """Before any process is started."""
     if folder is None:
         return
+    if resume and is_finished(folder):
+        raise ConfigError(f"{folder} holds a finished run: there is nothing to resume")
     if resume:
         check_same(folder, experiment)
     elif is_finished(folder):
@@ -120,7 +123,7 @@ class _Run:
         self.num_moments = 0
         self.real_before = 0.0
         self.save_cost_s = 0.0
-        self.refused = 0
+        self.refused = self.fruitless = 0
         self.began = self.saved_at = time.perf_counter()
 
     @property
@@ -172,6 +175,11 @@ class _Run:
     def _check_progress(self, moment: Moment) -> None:
         """A run in which every update is refused would go on for ever; most often it has diverged."""
         status = moment.receipt.status
+        self.fruitless = 0 if status == "accepted" else self.fruitless + 1
+        if self.fruitless > most_fruitless(self.simulation.experiment.task.num_clients):
+            raise ConfigError(
+                f"not one update in the last {self.fruitless} messages: clients are lost before they finish; see [faults]"
+            )
         self.refused = 0 if status == "accepted" else self.refused + (status == "rejected")
         if self.refused >= max(MAX_REFUSED, 10 * self.simulation.experiment.concurrency):
             raise ConfigError(
@@ -187,6 +195,8 @@ class _Run:
         if version % experiment.eval_every and version != experiment.num_versions:
             return None
         scores = self.simulation.evaluate()
+        if "accuracy" not in scores:
+            raise ConfigError(f"the task's evaluate() must give an accuracy; it gave {', '.join(scores) or 'nothing'}")
         real_s = round(self.real_s, 3)
         self.record.write({"event": "evaluation", "version": version, "time": moment.time, **scores, "real_s": real_s})
         self.record.flush()
@@ -203,6 +213,8 @@ class _Run:
             "position": self.record.sync(),
             "real_s": self.real_s,
             "num_moments": self.num_moments,
+            "refused": self.refused,
+            "fruitless": self.fruitless,
         }
         save_checkpoint(self.folder, self.num_moments, state)
         self.saved_at = time.perf_counter()
@@ -225,6 +237,7 @@ class _Run:
         server.restore(tree["server"])
         transport.restore(tree["transport"], tree["server"]["models"])
         self.real_before, self.num_moments = tree["real_s"], tree["num_moments"]
+        self.refused, self.fruitless = tree["refused"], tree["fruitless"]
         return int(tree["position"])
 
     @property

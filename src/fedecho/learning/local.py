@@ -26,6 +26,11 @@ class LocalTraining:
     eps: float = 1e-8
 
     def __post_init__(self) -> None:
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"local.{name} must be at least 0 and below 1, got {getattr(self, name)}")
+        if not self.eps > 0:
+            raise ValueError(f"local.eps must be above 0, got {self.eps}")
         if self.optimizer not in ("sgd", "adamw"):
             raise ValueError(f"local.optimizer must be 'sgd' or 'adamw', got {self.optimizer!r}")
         if not 0 < self.client_lr < inf:

@@ -1,7 +1,7 @@
 """Clients that drop out of a job, and clients that are away for spells."""
 
 from dataclasses import dataclass
-from math import log
+from math import inf, log
 
 from fedecho.core.rng import uniform
 
@@ -25,8 +25,8 @@ class Faults:
             raise ValueError("faults.available_s and faults.unavailable_s must be given together")
         for name in ("available_s", "unavailable_s"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"faults.{name} must be above 0, got {value}")
+            if value is not None and not 0 < value < inf:
+                raise ValueError(f"faults.{name} must be above 0 and finite, got {value}")
 
     @property
     def has_spells(self) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from fedecho.core.algorithm import Demands
-from fedecho.core.drive import drive
+from fedecho.core.drive import Moment, drive
 from fedecho.core.server import Server
 from fedecho.core.types import Advance, Arrival, ClientUpdate, GlobalModel, Weights
 from fedecho.simulation.executors.serial import SerialExecutor
@@ -68,16 +68,28 @@ def forecast(
         seed=seed,
     )
     answered: set[int] = set()
+    fruitless = 0
+
+    def note(moment: Moment) -> bool:
+        """Stops where nobody ever arrives: the run itself will say so."""
+        nonlocal fruitless
+        accepted = moment.receipt.status == "accepted"
+        fruitless = 0 if accepted else fruitless + 1
+        if accepted:
+            answered.add(moment.receipt.dispatch)
+        return fruitless > most_fruitless(num_clients)
+
     executor = SerialExecutor(lambda job: ClientUpdate(job.dispatch.client, job.dispatch.model.version, nothing, nothing, 1, 1))
     drive(
         server,
         make_transport(executor),
         num_versions=num_versions,
         dispatch_after_step=dispatch_after_step,
-        watch=lambda moment: _note(answered, moment.receipt.dispatch) if moment.receipt.status == "accepted" else None,
+        watch=note,
     )
     return Forecast(frozenset(answered), server.versions.peak_alive)
 
 
-def _note(answered: set[int], number: int) -> None:
-    answered.add(number)
+def most_fruitless(num_clients: int) -> int:
+    """Messages in a row without an update after which a run is not going anywhere."""
+    return 10_000 + 20 * num_clients

@@ -1,8 +1,10 @@
 """``VirtualTransport``: dispatches go to an executor, answers come back in the order of a virtual clock."""
 
 from collections.abc import Mapping
+from math import isfinite
 from typing import Any
 
+from fedecho.core.admission import norm_of
 from fedecho.core.memory import ClientMemory, Place
 from fedecho.core.types import ClientUpdate, Dispatch, GlobalModel, Joined, Left, Lost, Message
 from fedecho.simulation.events import Event, EventQueue
@@ -93,7 +95,7 @@ class VirtualTransport:
 
     def _remember(self, update: ClientUpdate) -> ClientUpdate:
         """The client's own memory between jobs: c_i <- c_i + dc_i."""
-        if update.correction is not None:
+        if update.correction is not None and isfinite(norm_of(update.correction)):
             if self._controls is None:
                 self._controls = ClientMemory(self.num_clients, update.correction, self._client_memory)
             self._controls[update.client] = self._controls[update.client] + update.correction

@@ -40,7 +40,7 @@ class CifarTask:
     augment: bool = True
     width: int = 64
     data_dir: str | None = None
-    seed: int = 0
+    seed: int | None = None
     device: str = field(default="cpu", repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -125,7 +125,7 @@ class CifarTask:
     @cached_property
     def _parts(self) -> list[Tensor]:
         labels = self._sets[0].labels
-        parts = self.partition.split(np.zeros(0) if labels is None else labels, self.num_clients, self.seed)
+        parts = self.partition.split(np.zeros(0) if labels is None else labels, self.num_clients, self.seed or 0)
         return [torch.from_numpy(part) for part in parts]
 
     @cached_property
@@ -144,7 +144,7 @@ class CifarTask:
     @cached_property
     def _unlabeled_set(self) -> tuple[Tensor, str]:
         folder = None if self.data_dir is None else Path(self.data_dir)
-        images = read_unlabeled(self.unlabeled, folder, self.num_unlabeled, self.seed)
+        images = read_unlabeled(self.unlabeled, folder, self.num_unlabeled, self.seed or 0)
         return self._ready(images.pixels), images.provenance
 
     def _ready(self, pixels: Pixels) -> Tensor:

@@ -23,7 +23,7 @@ class DigitsTask:
     num_unlabeled: int = 300
     partition: Partitioner = field(default_factory=lambda: DirichletPartitioner(alpha=0.1))
     width: int = 16
-    seed: int = 0
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         if self.num_clients < 1:
@@ -58,14 +58,14 @@ class DigitsTask:
     def _split(self) -> tuple[Digits, Digits, Digits]:
         """(labelled training images, U, test images); which ones are held out moves with the seed."""
         train, test = read_digits()
-        order = torch.from_numpy(numpy_rng(self.seed, "unlabeled").permutation(len(train.labels)))
+        order = torch.from_numpy(numpy_rng(self.seed or 0, "unlabeled").permutation(len(train.labels)))
         held, kept = order[: self.num_unlabeled], order[self.num_unlabeled :]
         return Digits(train.images[kept], train.labels[kept]), Digits(train.images[held], train.labels[held]), test
 
     @cached_property
     def _clients(self) -> list[Digits]:
         train = self._split[0]
-        parts = self.partition.split(train.labels.numpy(), self.num_clients, self.seed)
+        parts = self.partition.split(train.labels.numpy(), self.num_clients, self.seed or 0)
         rows = [torch.from_numpy(part) for part in parts]
         return [Digits(train.images[mine], train.labels[mine]) for mine in rows]
 

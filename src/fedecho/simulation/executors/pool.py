@@ -102,7 +102,7 @@ class PoolExecutor:
 
     def _pump(self, asked: int | None = None) -> None:
         """Give orders to workers that have room. A result that is asked for may exceed the bound on waiting ones."""
-        while self._pending and (asked is not None or len(self._results) < AHEAD * len(self._workers)):
+        while self._pending and (asked in self._jobs or len(self._results) < AHEAD * len(self._workers)):
             number = self._pending[0][1]
             if number not in self._jobs:  # started already, or cancelled
                 heappop(self._pending)
