@@ -4,45 +4,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from official_files import write_cifar10
+from small_cifar import EXACT, ON_GPU, experiment
 from torch import Tensor
 
 from fedecho import Experiment, load, simulate
-from fedecho.core.capture import Precision
 from fedecho.core.drive import drive
 from fedecho.experiments import build
 from fedecho.experiments.build import Execution, Simulation, assembled, one_thread
 from fedecho.experiments.gpu import GpuParts
 
-EXACT = Precision(dtype=torch.float32, deterministic=True, compiled=False)
 Outcome = tuple[list[tuple[float, int, int]], Tensor, Tensor]
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A few hundred images in the official files, and an unlabeled array."""
-    folder, rng = tmp_path_factory.mktemp("cifar"), np.random.default_rng(0)
-
-    def noise(num: int) -> tuple[np.ndarray, np.ndarray]:
-        """Plain noise: flat pictures would make BatchNorm's gradients ill-conditioned in float32."""
-        return rng.integers(0, 256, (num, 32, 32, 3)).astype(np.uint8), rng.integers(0, 10, num)
-
-    write_cifar10(folder, noise(300), noise(60))
-    np.save(folder / "cifar100-32.npy", noise(40)[0])
-    return folder
-
-
-def experiment(data: Path, algorithm: str, *settings: str) -> Experiment:
-    """A small ResNet; clients of some ten images in batches of 7, so that every other batch is a partial one."""
-    small = ["task.num_clients=30", "task.width=4", "task.num_unlabeled=20", f"task.data_dir={data}", "local.batch_size=7"]
-    small += ["task.partition.alpha=100.0", "local.client_lr=0.001", "local.epochs=1"]
-    small += ["concurrency=5"] if algorithm != "fedasync" else ["concurrency=3"]
-    if algorithm == "fedecho":
-        small += ["algorithm.distiller.batch_size=10", "algorithm.distiller.distill_lr=1e-4"]
-    return load("cifar10", algorithm=algorithm, versions=6, settings=[*small, *settings])
 
 
 @contextmanager
@@ -113,10 +86,11 @@ def test_without_a_gpu_the_executor_says_so(data: Path) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("algorithm", ["fedbuff", "fedac", "fedecho"])
+@ON_GPU[1]
+@pytest.mark.parametrize("algorithm", ["fedbuff", "fedac", "fadas", "fedecho"])
 def test_cuda_agrees_with_serial_and_with_itself(data: Path, algorithm: str) -> None:
-    one = experiment(data, algorithm)
+    """Over 20 versions: the same schedule, weights within float tolerance, and the same bytes twice."""
+    one = experiment(data, algorithm, versions=20)
     execution = Execution(executor="cuda", precision="fp32", deterministic=True, compiled=False)
     with one_thread():
         with assembled(one) as plain:
@@ -126,6 +100,8 @@ def test_cuda_agrees_with_serial_and_with_itself(data: Path, algorithm: str) -> 
         with assembled(one, execution) as second:
             again = outcome(second)
     assert got[0] == wanted[0]
+    print(algorithm, [float((a - b).norm() / b.norm()) for a, b in zip(got[1:], wanted[1:], strict=True)])
     close(got[1], wanted[1])
+    close(got[2], wanted[2])
     assert torch.equal(got[1], again[1])
     assert torch.equal(got[2], again[2])

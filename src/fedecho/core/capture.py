@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedecho.core.layout import Layout
+from fedecho.core.layout import Layout, Part
 from fedecho.core.types import Weights
 
 
@@ -67,6 +67,13 @@ class DeviceWeights:
             matrix = part.offset < self.num_matrix
             self.named[part.name] = part.view(self.low if matrix else self.params).requires_grad_()
         self.named_buffers = {part.name: part.view(self.buffers) for part in layout.buffers}
+        self.matrices = [self._matrix(part) for part in layout.params if part.offset < self.num_matrix]
+        """(where, master, low-precision copy) of each matrix; the copy is the master itself in fp32."""
+
+    def _matrix(self, part: Part) -> tuple[slice, Tensor, Tensor]:
+        where = slice(part.offset, part.offset + part.size)
+        master = self.params[where]
+        return where, master, master if self.low is self.masters[0] else self.low[where]
 
     def load(self, weights: Weights) -> None:
         self.params.copy_(weights.params)
@@ -77,12 +84,11 @@ class DeviceWeights:
         if self.low is not self.masters[0]:
             self.low.copy_(self.masters[0])
 
-    def gradients(self, loss: Tensor) -> tuple[Tensor, Tensor]:
-        """d loss as two flat vectors, of the matrices (low precision) and of the vectors: two kernels for all parts."""
-        grads = torch.autograd.grad(loss, list(self.named.values()))
-        flat = [_flat(grad) for grad in grads]
-        split = next((k for k, part in enumerate(self.layout.params) if part.offset >= self.num_matrix), len(flat))
-        return torch.cat(flat[:split]), torch.cat(flat[split:])
+    def gradients(self, loss: Tensor) -> tuple[list[Tensor], Tensor]:
+        """d loss, flat: of each matrix (low precision), and of all vectors, which are small, in one."""
+        flat = [_flat(grad) for grad in torch.autograd.grad(loss, list(self.named.values()))]
+        split = len(self.matrices)
+        return flat[:split], torch.cat(flat[split:]) if flat[split:] else loss.new_zeros(0)
 
 
 def _flat(grad: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedecho.core.capture import Capturable, DeviceWeights, Forward, Precision
-from fedecho.core.lanes import WARM_UPS, lane_on
+from fedecho.core.lanes import WARM_UPS, Graph, lane_on
 from fedecho.core.types import Weights
 from fedecho.distill.distiller import Adam, Distiller
 from fedecho.distill.loss import clip_factor, distillation_loss
@@ -96,7 +96,8 @@ class TeachGraph:
         forward = net.train if distiller.batch_norm == "train" else net.evaluate
         logits = forward(weights.named, weights.named_buffers, net.task.unlabeled_images(rows), net.full)
         parts = distillation_loss(logits, self.teacher[rows], distiller.alpha_min, distiller.alpha_max)
-        grads = weights.gradients(parts.loss)
+        matrix_grads, vector_grad = weights.gradients(parts.loss)
+        grads = torch.cat(matrix_grads), vector_grad
         norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(grad.float()) for grad in grads]))
         self.count.add_(1)
         factor, matrix = clip_factor(norm, distiller.clip_norm), weights.num_matrix
@@ -164,11 +165,28 @@ class CapturedStudent(Student):
 
 
 class HeldModule(nn.Module):
-    """The weights a device student holds, as a module that a task can evaluate."""
+    """The weights a device student holds, as a module that a task can evaluate: a graph for each size of batch."""
 
     def __init__(self, net: DeviceStudent) -> None:
         super().__init__()
         self.net = net
+        self._graphs: dict[tuple[int, ...], tuple[Tensor, Tensor, Graph]] = {}
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.net.evaluate(self.net.weights.named, self.net.weights.named_buffers, images, self.net.full)
+        if tuple(images.shape) not in self._graphs:
+            self._graphs[tuple(images.shape)] = self._captured(images)
+        held, logits, graph = self._graphs[tuple(images.shape)]
+        held.copy_(images)
+        graph.replay()
+        return logits.clone()
+
+    def _captured(self, images: Tensor) -> tuple[Tensor, Tensor, Graph]:
+        held, net = images.clone(), self.net
+
+        def evaluate() -> None:
+            with torch.no_grad():
+                logits.copy_(net.evaluate(net.weights.named, net.weights.named_buffers, held, net.full))
+
+        with torch.no_grad():
+            logits = net.evaluate(net.weights.named, net.weights.named_buffers, held, net.full)
+        return held, logits, net.lane.capture(evaluate)

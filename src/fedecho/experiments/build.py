@@ -28,7 +28,7 @@ from fedecho.simulation.transport import VirtualTransport
 
 ExecutorName = Literal["serial", "pool", "cuda"]
 EXECUTORS: tuple[ExecutorName, ...] = ("serial", "pool", "cuda")
-DEFAULT_WORKERS = {"serial": 1, "pool": 2, "cuda": 8}
+DEFAULT_WORKERS = {"serial": 1, "pool": 2, "cuda": 6}
 
 
 @dataclass(frozen=True, kw_only=True)

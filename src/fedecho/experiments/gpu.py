@@ -1,5 +1,6 @@
 """An experiment put together on one GPU: captured training, inference and distillation, or plain eager where that cannot be."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -37,6 +38,7 @@ class GpuParts:
         self.network: BoundNetwork = Layout.of(module).bind(module, self.device)
         self.eager = _why_not(self.task, experiment, module)
         self._net = None if self.eager else self._device_student()
+        self._held = None if self._net is None else HeldModule(self._net).eval()
 
     def student(self) -> Student:
         task = self.task
@@ -65,11 +67,11 @@ class GpuParts:
         return CudaExecutor(plan, num_slots=num_slots, wanted=wanted)
 
     def evaluate(self, weights: Weights) -> dict[str, float]:
-        if self._net is None:
+        if self._held is None:
             self.network.load(weights)
             return dict(self.task.evaluate(self.network.module.eval()))
-        self._net.weights.load(weights)
-        return dict(self.task.evaluate(HeldModule(self._net).eval()))
+        self._held.net.weights.load(weights)
+        return dict(self.task.evaluate(self._held))
 
     def _device_student(self) -> DeviceStudent:
         task = self.task
@@ -122,6 +124,9 @@ def _why_not(task: Task, experiment: Experiment, module: nn.Module) -> str:
 
 
 def the_gpu() -> torch.device:
+    # Read when CUDA starts: without more connections than 8, streams wait for each other; cuBLAS repeats its bytes only with this.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if not torch.cuda.is_available():
         raise ValueError("--executor cuda needs an NVIDIA GPU, and torch sees none here; use serial or pool")
     return torch.device("cuda", torch.cuda.current_device())
@@ -130,13 +135,16 @@ def the_gpu() -> torch.device:
 @contextmanager
 def gpu_settings(precision: Precision, device: torch.device) -> Iterator[None]:
     """The settings for one run on a GPU, with the server on a lane of its own."""
-    cudnn = torch.backends.cudnn
-    before = (cudnn.benchmark, cudnn.deterministic, torch.are_deterministic_algorithms_enabled())
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = (cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, matmul.allow_tf32)
+    strictly = torch.are_deterministic_algorithms_enabled()
     cudnn.benchmark, cudnn.deterministic = not precision.deterministic, precision.deterministic
+    # By default torch rounds fp32 convolutions to the 10 bits of TF32. Who asks for fp32 gets fp32.
+    cudnn.allow_tf32 = matmul.allow_tf32 = precision.dtype != torch.float32
     torch.use_deterministic_algorithms(precision.deterministic, warn_only=True)
     try:
         with server_lane(device):
             yield
     finally:
-        cudnn.benchmark, cudnn.deterministic = before[:2]
-        torch.use_deterministic_algorithms(before[2])
+        cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, matmul.allow_tf32 = before
+        torch.use_deterministic_algorithms(strictly)

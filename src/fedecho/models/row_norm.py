@@ -6,7 +6,9 @@ filling: statistics, loss and gradients are then those of the smaller batch.
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import batch_norm, conv2d, pad
+from torch.nn.functional import batch_norm
+
+from fedecho.models.patch_conv import PatchConv2d, suits_patches
 
 
 class RowBatchNorm2d(nn.Module):
@@ -47,29 +49,13 @@ class RowBatchNorm2d(nn.Module):
         return (wide * scale[:, None, None] + shift[:, None, None]).to(x.dtype)
 
 
-class WideConv2d(nn.Module):
-    """A convolution over few channels, filled up with zeros to eight: tensor cores want them in eights. Nothing else changes."""
-
-    CHANNELS = 8
-
-    def __init__(self, like: nn.Conv2d) -> None:
-        super().__init__()
-        self.weight, self.bias = like.weight, like.bias
-        self.stride, self.padding = like.stride, like.padding
-        self.fill = self.CHANNELS - like.in_channels
-
-    def forward(self, x: Tensor) -> Tensor:
-        wide = (0, 0, 0, 0, 0, self.fill)
-        return conv2d(pad(x, wide), pad(self.weight, wide), self.bias, self.stride, self.padding)
-
-
 def with_row_norm(module: nn.Module) -> nn.Module:
-    """The module as it is captured: every BatchNorm2d and the stem replaced; the same parameters under the same names."""
+    """The module as it is captured: every BatchNorm2d, the stem and the 1 x 1 convolutions replaced; the same parameters."""
     for name, child in module.named_children():
         if isinstance(child, nn.BatchNorm2d):
             setattr(module, name, RowBatchNorm2d(child))
-        elif isinstance(child, nn.Conv2d) and child.in_channels < WideConv2d.CHANNELS and child.groups == 1:
-            setattr(module, name, WideConv2d(child))
+        elif isinstance(child, nn.Conv2d) and suits_patches(child):
+            setattr(module, name, PatchConv2d(child))
         else:
             with_row_norm(child)
     return module

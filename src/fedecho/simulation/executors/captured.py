@@ -73,9 +73,11 @@ class Slot:
         images, labels, row_weight = plan.batch(plan.resident, self.numbers, self.row_weights, self.cursor)
         logits = plan.forward(weights.named, weights.named_buffers, images, row_weight)
         loss = plan.loss(logits, labels, row_weight)
-        matrix_grad, vector_grad = weights.gradients(loss)
-        matrix, vector = weights.masters
-        plan.update(matrix, weights.low, matrix_grad, *self._extras(slice(None, weights.num_matrix)))
+        matrix_grads, vector_grad = weights.gradients(loss)
+        # Matrix by matrix, where the gradients lie: to join them first would cost as much as the step itself.
+        for (where, master, low), grad in zip(weights.matrices, matrix_grads, strict=True):
+            plan.update(master, low, grad, *self._extras(where))
+        vector = weights.masters[1]
         plan.update(vector, vector, vector_grad, *self._extras(slice(weights.num_matrix, None)))
         self.loss.add_(loss.detach())
         self.cursor.add_(1)
@@ -208,4 +210,4 @@ def sgd_update(local: LocalTraining, precision: Precision) -> Update:
         if low is not params:
             low.copy_(params)
 
-    return torch.compile(update, dynamic=False) if precision.compiled else update
+    return torch.compile(update, dynamic=True) if precision.compiled else update

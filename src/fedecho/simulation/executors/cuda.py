@@ -15,7 +15,7 @@ DEPTH = 2
 class CudaExecutor:
     """Jobs start in the order they are due on the slot with the least work before it."""
 
-    def __init__(self, plan: Plan, *, num_slots: int = 8, wanted: Set[int] | None = None) -> None:
+    def __init__(self, plan: Plan, *, num_slots: int = 6, wanted: Set[int] | None = None) -> None:
         if num_slots < 1:
             raise ValueError(f"workers must be at least 1, got {num_slots}")
         self._wanted = wanted

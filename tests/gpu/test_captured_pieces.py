@@ -1,0 +1,96 @@
+"""Each captured piece beside the plain one, over few steps from a state that is far from zero."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from small_cifar import DEVICES, EXACT, experiment
+from torch import Tensor
+
+from fedecho.core.types import Dispatch, GlobalModel
+from fedecho.distill.captured import adam_update
+from fedecho.distill.distiller import Adam, Distiller
+from fedecho.distill.student import Student
+from fedecho.experiments.gpu import GpuParts, gpu_settings
+from fedecho.learning.trainer import Trainer
+from fedecho.simulation.executors.executor import Job
+
+
+def near(ours: Tensor, plain: Tensor, tolerance: float) -> None:
+    assert float((ours - plain).norm() / plain.norm()) < tolerance
+
+
+def test_the_adam_update_is_the_distillers() -> None:
+    distiller, rng = Distiller(distill_lr=1e-2, beta1=0.8, beta2=0.95), torch.Generator().manual_seed(0)
+    start, first = torch.randn(50, generator=rng), torch.randn(50, generator=rng)
+    second = torch.rand(50, generator=rng)
+    plain, ours = start.clone(), start.clone()
+    adam, mine = Adam(first.clone(), second.clone(), 3), Adam(first.clone(), second.clone(), 3)
+    update = adam_update(distiller, EXACT)
+    for step in range(4, 7):
+        grad = torch.randn(50, generator=rng)
+        adam = distiller.step(adam, plain, grad * 0.5)
+        update(ours, ours, grad, torch.tensor(0.5), mine.first, mine.second, torch.tensor(float(step)))
+    torch.testing.assert_close(ours, plain)
+    torch.testing.assert_close(mine.second, adam.second)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_job_with_control_variates(data: Path, device: str) -> None:
+    one = experiment(data, "fedac", "local.num_local_steps=3", "local.client_lr=0.01")
+    with gpu_settings(EXACT, torch.device(device)):
+        parts = GpuParts(one, EXACT, torch.device(device))
+        weights = parts.network.layout.pack(parts.network.module)
+        rng = torch.Generator().manual_seed(0)
+        correction, control = (torch.randn(len(weights.params), generator=rng).to(device) for _ in range(2))
+        job = Job(Dispatch(0, 4, GlobalModel(2, weights, correction), 11), control)
+        plain = Trainer(parts.task, one.local_training, parts.network).train(job.dispatch, control)
+        executor = parts.executor(1, None)
+        executor.submit(job, 1.0)
+        ours = executor.result(0)
+        executor.close()
+    assert (ours.client, ours.base_version, ours.num_steps) == (4, 2, 3)
+    near(ours.delta, plain.delta, 1e-4)
+    near(ours.buffers, plain.buffers, 1e-5)
+    assert ours.correction is not None
+    assert plain.correction is not None
+    near(ours.correction, plain.correction, 1e-4)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_teaching_from_moments_that_have_seen_steps(data: Path, device: str) -> None:
+    one = experiment(data, "fedecho")
+    distiller = Distiller(batch_size=10, distill_lr=1e-3, clip_norm=0.5, beta1=0.5, beta2=0.9)
+    with gpu_settings(EXACT, torch.device(device)):
+        parts = GpuParts(one, EXACT, torch.device(device))
+        weights = parts.network.layout.pack(parts.network.module)
+        rng = torch.Generator().manual_seed(0)
+        teacher = torch.randn(20, 10, generator=rng).to(device)
+        first = 0.01 * torch.randn(len(weights.params), generator=rng).to(device)
+        batches = [torch.arange(10, device=device), torch.arange(10, 20, device=device)]
+
+        def moments() -> Adam:
+            return Adam(first.clone(), first.square() + 1e-4, 2)
+
+        plain = Student(parts.network, parts.task.logits, 20).teach(distiller, moments(), weights, teacher, batches)
+        ours = parts.student().teach(distiller, moments(), weights, teacher, batches)
+    assert ours[0].num_steps == plain[0].num_steps == 4
+    near(ours[1].params - weights.params, plain[1].params - weights.params, 1e-3)
+    near(ours[0].first, plain[0].first, 1e-4)
+    near(ours[0].second, plain[0].second, 1e-4)
+    near(ours[1].buffers, plain[1].buffers, 1e-5)
+    near(ours[2], plain[2], 1e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_evaluation_in_graphs_of_two_sizes_is_the_modules(data: Path, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedecho.tasks.cifar.EVAL_CHUNK", 25)  # of 60 test images: 25, 25 and 10
+    with gpu_settings(EXACT, torch.device(device)):
+        parts = GpuParts(experiment(data, "fedbuff"), EXACT, torch.device(device))
+        for scale in (1.0, 1.5):
+            weights = parts.network.layout.pack(parts.network.module)
+            weights.params.mul_(scale)
+            ours = parts.evaluate(weights)
+            parts.network.load(weights)
+            plain = parts.task.evaluate(parts.network.module.eval())
+            assert ours["loss"] == pytest.approx(plain["loss"], rel=1e-5)
