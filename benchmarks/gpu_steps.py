@@ -1,56 +1,71 @@
-"""What each step brought on a GPU: images per second of ResNet-18 training at batch 50, from eager to captured, compiled streams.
+"""What each step brought on a GPU: images per second of ResNet-18 training at batch 50.
 
-    python -m benchmarks.gpu_steps [--seconds 2] [--only compiled]
+From eager to compiled streams, and then with FedEcho's server work in turn with the clients or overlapped with them.
+
+    python -m benchmarks.gpu_steps [--seconds 2] [--slots 6] [--json FILE]
 
 Needs CUDA; the images are random bytes, which changes no time.
 """
 
 import argparse
+import json
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from fedecho.core.capture import Precision, forward_of
+from fedecho import Experiment, load
+from fedecho.core.capture import Precision
 from fedecho.core.lanes import mark_here
-from fedecho.core.layout import Layout
 from fedecho.core.types import Dispatch, GlobalModel
-from fedecho.learning.local import LocalTraining
+from fedecho.data.images import Images
+from fedecho.distill.distiller import Adam
+from fedecho.experiments.gpu import GpuParts, gpu_settings, the_gpu
 from fedecho.learning.trainer import Trainer
-from fedecho.models.row_norm import with_row_norm
-from fedecho.simulation.executors.captured import Plan, Slot, batch_under_cursor, sgd_update, weighted_loss
+from fedecho.simulation.executors.cuda import CudaExecutor
 from fedecho.simulation.executors.executor import Job
 from fedecho.tasks.cifar import CifarTask
 
-CLIENT_IMAGES, NUM_CLIENTS = 1000, 16
+CLIENT_IMAGES, NUM_CLIENTS, EAGER_STEPS = 1000, 16, 20
+BUFFER_SIZE = 5
+"""Arrivals, each with its inference on U, for one distillation."""
 
 
-def random_task() -> CifarTask:
-    """A CIFAR task whose images are noise on the device."""
-    task = CifarTask(num_clients=NUM_CLIENTS, device="cuda")
-    num = CLIENT_IMAGES * NUM_CLIENTS
-    task.__dict__["_padded"] = torch.randint(256, (num, 40, 40, 3), dtype=torch.uint8, device="cuda")
-    task.__dict__["_labels"] = torch.randint(10, (num,), device="cuda")
-    task.__dict__["_parts"] = list(torch.arange(num).split(CLIENT_IMAGES))
-    return task
+def noise(num: int) -> Images:
+    rng = np.random.default_rng(0)
+    return Images(rng.integers(0, 256, (num, 32, 32, 3), dtype=np.uint8), rng.integers(0, 10, num))
 
 
-def plan_of(task: CifarTask, local: LocalTraining, precision: Precision) -> Plan:
-    module = with_row_norm(task.network(0)).to("cuda").train()
-    return Plan(
-        task=task,
-        num_examples=[CLIENT_IMAGES] * NUM_CLIENTS,
-        local=local,
-        layout=Layout.of(task.network(0)),
-        resident=task.resident(),
-        batch=batch_under_cursor(task, precision),
-        forward=forward_of(module, precision),
-        loss=weighted_loss(task, precision),
-        update=sgd_update(local, precision),
-        precision=precision,
-        device=torch.device("cuda"),
-    )
+@dataclass(frozen=True, kw_only=True)
+class NoiseTask(CifarTask):
+    """A CIFAR task whose images are noise, the same number for each client."""
+
+    num_clients: int = NUM_CLIENTS
+
+    @cached_property
+    def _sets(self) -> tuple[Images, Images]:
+        return noise(CLIENT_IMAGES * NUM_CLIENTS), noise(10)
+
+    @cached_property
+    def _parts(self) -> list[Tensor]:
+        return list(torch.arange(CLIENT_IMAGES * NUM_CLIENTS).split(CLIENT_IMAGES))
+
+    @cached_property
+    def _unlabeled_set(self) -> tuple[Tensor, str]:
+        return self._ready(noise(self.num_unlabeled).pixels), "noise"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table."""
+
+    step: str
+    images_per_s: float
 
 
 def rate(work: Callable[[], int], at_least_s: float) -> float:
@@ -64,55 +79,96 @@ def rate(work: Callable[[], int], at_least_s: float) -> float:
     return images / (time.perf_counter() - began)
 
 
-def eager(task: CifarTask, local: LocalTraining) -> Callable[[], int]:
-    module = task.network(0)
-    layout = Layout.of(module)
-    network = layout.bind(module, "cuda")
-    trainer = Trainer(task, replace(local, num_local_steps=20), network)
-    model = GlobalModel(0, network.weights.clone())
+def model_of(parts: GpuParts) -> GlobalModel:
+    return GlobalModel(0, parts.network.layout.pack(parts.network.module))
+
+
+def eager(parts: GpuParts) -> Callable[[], int]:
+    """The plain trainer, as it runs on a CPU."""
+    local = replace(parts.experiment.local_training, num_local_steps=EAGER_STEPS)
+    trainer, model = Trainer(parts.task, local, parts.network), model_of(parts)
 
     def work() -> int:
         trainer.train(Dispatch(0, 0, model, 0))
-        return 20 * local.batch_size
+        return EAGER_STEPS * local.batch_size
 
     return work
 
 
-def streams(plan: Plan, num_slots: int) -> Callable[[], int]:
-    slots = [Slot(plan) for _ in range(num_slots)]
-    weights = plan.layout.pack(plan.task.network(0))  # type: ignore[attr-defined]
-    model = GlobalModel(0, replace(weights, params=weights.params.cuda(), buffers=weights.buffers.cuda()))
+def captured(parts: GpuParts, num_slots: int) -> Callable[[], int]:
+    """A job on each stream."""
+    executor, model = parts.executor(num_slots, None), model_of(parts)
+    assert isinstance(executor, CudaExecutor)
+    epochs = parts.experiment.local_training.epochs
 
     def work() -> int:
-        ready = mark_here(plan.device)
-        for number, slot in enumerate(slots):
+        ready = mark_here(parts.device)
+        for number, slot in enumerate(executor.slots):
             slot.begin(Job(Dispatch(number, number, model, number)), ready)
-        return num_slots * CLIENT_IMAGES * plan.local.epochs
+        return num_slots * CLIENT_IMAGES * epochs
 
     return work
+
+
+def with_server(parts: GpuParts, clients: Callable[[], int], *, overlapped: bool) -> Callable[[], int]:
+    """The clients beside what FedEcho's server does for as many arrivals."""
+    student, distiller = parts.student(), parts.experiment.algorithm.distiller  # type: ignore[attr-defined]
+    model, num = model_of(parts), parts.task.num_unlabeled
+    batches = list(torch.arange(num, device=parts.device).split(distiller.batch_size))
+    adam = Adam.fresh(model.weights.params)
+
+    def work() -> int:
+        images = clients()
+        if not overlapped:
+            torch.cuda.synchronize()
+        for _ in range(max(1, images // (2 * CLIENT_IMAGES * BUFFER_SIZE))):
+            for _ in range(BUFFER_SIZE):
+                teacher = student.infer(model.weights)
+            student.teach(distiller, adam, model.weights, teacher, batches)
+        return images
+
+    return work
+
+
+def table(experiment: Experiment, num_slots: int, seconds: float) -> list[Row]:
+    """From the plainest to what ``--executor cuda`` does."""
+    device, rows = the_gpu(), []
+
+    def measured(step: str, work: Callable[[], int]) -> None:
+        rows.append(Row(step, rate(work, seconds)))
+        print(f"{rows[-1].step:<75} {rows[-1].images_per_s:>8,.0f} images/s", flush=True)
+
+    for precision, name in (
+        (Precision(torch.float32, compiled=False), "eager, fp32"),
+        (Precision(compiled=False), "graph, bf16"),
+        (Precision(), "graph, bf16, compiled"),
+    ):
+        with gpu_settings(precision, device):
+            parts = GpuParts(experiment, precision, device)
+            if precision.dtype == torch.float32:
+                measured(name, eager(parts))
+                continue
+            measured(f"{name}, 1 stream", captured(parts, 1))
+            clients = captured(parts, num_slots)
+            measured(f"{name}, {num_slots} streams", clients)
+    measured("the same, FedEcho's server in turn", with_server(parts, clients, overlapped=False))
+    with gpu_settings(precision, device):
+        measured("the same, FedEcho's server overlapped", with_server(parts, clients, overlapped=True))
+    return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=2.0)
-    parser.add_argument("--slots", default="1,4,8,12")
-    parser.add_argument("--only", default="")
+    parser.add_argument("--slots", type=int, default=6)
+    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    torch.backends.cudnn.benchmark = True
-    task, local = random_task(), LocalTraining(client_lr=0.03, weight_decay=1e-4, epochs=2, batch_size=50)
+    the_gpu()
+    experiment = replace(load("cifar10", algorithm="fedecho"), task=NoiseTask())
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, ResNet-18, batch 50")
-    if not options.only or options.only == "eager":
-        print(f"eager fp32: {rate(eager(task, local), options.seconds):,.0f} images/s", flush=True)
-    for compiled in (False, True):
-        if options.only and options.only != ("compiled" if compiled else "graph"):
-            continue
-        began = time.perf_counter()
-        plan = plan_of(task, local, Precision(compiled=compiled))
-        for num_slots in map(int, options.slots.split(",")):
-            speed = rate(streams(plan, num_slots), options.seconds)
-            spent = time.perf_counter() - began
-            label = "compiled, " if compiled else ""
-            print(f"graph, {label}bf16, {num_slots} streams: {speed:,.0f} images/s ({spent:.0f} s so far)", flush=True)
+    rows = table(experiment, options.slots, options.seconds)
+    if options.json is not None:
+        options.json.write_text(json.dumps([vars(row) for row in rows], indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ class CudaExecutor:
             raise ValueError(f"workers must be at least 1, got {num_slots}")
         self._wanted = wanted
         self._device = plan.device
-        self._slots = [Slot(plan) for _ in range(num_slots)]
+        self.slots = [Slot(plan) for _ in range(num_slots)]
         self._jobs: dict[int, tuple[Job, Mark]] = {}
         self._pending: list[tuple[float, int]] = []
         self._running: dict[int, tuple[int, Running]] = {}
@@ -36,7 +36,7 @@ class CudaExecutor:
         if number in self._jobs:
             self._start(number)
         slot, running = self._running.pop(number)
-        update = self._slots[slot].update_of(running)
+        update = self.slots[slot].update_of(running)
         self._pump()
         return update
 
@@ -47,7 +47,7 @@ class CudaExecutor:
     def close(self) -> None:
         for _, running in self._running.values():
             running.done.synchronize()
-        self._slots.clear()
+        self.slots.clear()
         self._jobs.clear()
         self._running.clear()
 
@@ -64,11 +64,11 @@ class CudaExecutor:
         job, ready = self._jobs.pop(number)
         loads = self._loads()
         slot = min(range(len(loads)), key=lambda one: (len(loads[one]), sum(loads[one])))
-        self._running[number] = (slot, self._slots[slot].begin(job, ready))
+        self._running[number] = (slot, self.slots[slot].begin(job, ready))
 
     def _loads(self) -> list[list[int]]:
         """For each slot, the steps of its jobs that have not finished."""
-        loads: list[list[int]] = [[] for _ in self._slots]
+        loads: list[list[int]] = [[] for _ in self.slots]
         for slot, running in self._running.values():
             if not running.done.query():
                 loads[slot].append(running.num_steps)
