@@ -31,7 +31,7 @@ from fedecho.simulation.executors.cuda import CudaExecutor
 from fedecho.simulation.executors.executor import Job
 from fedecho.tasks.cifar import CifarTask
 
-CLIENT_IMAGES, NUM_CLIENTS, EAGER_STEPS = 1000, 16, 20
+CLIENT_IMAGES, NUM_CLIENTS, EAGER_STEPS = 1000, 50, 20
 BUFFER_SIZE = 5
 """Arrivals, each with its inference on U, for one distillation."""
 

@@ -1,5 +1,6 @@
 """Each captured piece beside the plain one, over few steps from a state that is far from zero."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,8 @@ import torch
 from small_cifar import DEVICES, EXACT, experiment
 from torch import Tensor
 
-from fedecho.core.types import Dispatch, GlobalModel
+from fedecho import Experiment
+from fedecho.core.types import Dispatch, GlobalModel, Weights
 from fedecho.distill.captured import adam_update
 from fedecho.distill.distiller import Adam, Distiller
 from fedecho.distill.student import Student
@@ -17,7 +19,7 @@ from fedecho.simulation.executors.executor import Job
 
 
 def near(ours: Tensor, plain: Tensor, tolerance: float) -> None:
-    assert float((ours - plain).norm() / plain.norm()) < tolerance
+    assert float((ours.cpu() - plain).norm() / plain.norm()) < tolerance
 
 
 def test_the_adam_update_is_the_distillers() -> None:
@@ -35,51 +37,58 @@ def test_the_adam_update_is_the_distillers() -> None:
     torch.testing.assert_close(mine.second, adam.second)
 
 
+def plain_parts(one: Experiment) -> GpuParts:
+    """On the CPU: its float32 is the reference on every device."""
+    return GpuParts(one, EXACT, torch.device("cpu"))
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_job_with_control_variates(data: Path, device: str) -> None:
     one = experiment(data, "fedac", "local.num_local_steps=3", "local.client_lr=0.01")
+    on_cpu, rng = plain_parts(one), torch.Generator().manual_seed(0)
+    weights = on_cpu.network.layout.pack(on_cpu.network.module)
+    correction, control = (torch.randn(len(weights.params), generator=rng) for _ in range(2))
+    dispatch = Dispatch(0, 4, GlobalModel(2, weights, correction), 11)
+    plain = Trainer(on_cpu.task, one.local_training, on_cpu.network).train(dispatch, control)
     with gpu_settings(EXACT, torch.device(device)):
         parts = GpuParts(one, EXACT, torch.device(device))
-        weights = parts.network.layout.pack(parts.network.module)
-        rng = torch.Generator().manual_seed(0)
-        correction, control = (torch.randn(len(weights.params), generator=rng).to(device) for _ in range(2))
-        job = Job(Dispatch(0, 4, GlobalModel(2, weights, correction), 11), control)
-        plain = Trainer(parts.task, one.local_training, parts.network).train(job.dispatch, control)
+        there = Weights(weights.params.to(device), weights.buffers.to(device))
+        model = GlobalModel(2, there, correction.to(device))
         executor = parts.executor(1, None)
-        executor.submit(job, 1.0)
+        executor.submit(Job(replace(dispatch, model=model), control.to(device)), 1.0)
         ours = executor.result(0)
         executor.close()
     assert (ours.client, ours.base_version, ours.num_steps) == (4, 2, 3)
-    near(ours.delta, plain.delta, 1e-4)
-    near(ours.buffers, plain.buffers, 1e-5)
+    near(ours.delta, plain.delta, 1e-3)
+    near(ours.buffers, plain.buffers, 1e-4)
     assert ours.correction is not None
     assert plain.correction is not None
-    near(ours.correction, plain.correction, 1e-4)
+    near(ours.correction, plain.correction, 1e-3)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_teaching_from_moments_that_have_seen_steps(data: Path, device: str) -> None:
     one = experiment(data, "fedecho")
     distiller = Distiller(batch_size=10, distill_lr=1e-3, clip_norm=0.5, beta1=0.5, beta2=0.9)
+    on_cpu, rng = plain_parts(one), torch.Generator().manual_seed(0)
+    weights = on_cpu.network.layout.pack(on_cpu.network.module)
+    teacher, first = torch.randn(20, 10, generator=rng), 0.01 * torch.randn(len(weights.params), generator=rng)
+
+    def taught(student: Student, where: str) -> tuple[Adam, Weights, Tensor]:
+        adam = Adam(first.to(where, copy=True), (first.square() + 1e-4).to(where), 2)
+        start = Weights(weights.params.to(where), weights.buffers.to(where))
+        batches = [torch.arange(10, device=where), torch.arange(10, 20, device=where)]
+        return student.teach(distiller, adam, start, teacher.to(where), batches)
+
+    plain = taught(Student(on_cpu.network, on_cpu.task.logits, 20), "cpu")
     with gpu_settings(EXACT, torch.device(device)):
-        parts = GpuParts(one, EXACT, torch.device(device))
-        weights = parts.network.layout.pack(parts.network.module)
-        rng = torch.Generator().manual_seed(0)
-        teacher = torch.randn(20, 10, generator=rng).to(device)
-        first = 0.01 * torch.randn(len(weights.params), generator=rng).to(device)
-        batches = [torch.arange(10, device=device), torch.arange(10, 20, device=device)]
-
-        def moments() -> Adam:
-            return Adam(first.clone(), first.square() + 1e-4, 2)
-
-        plain = Student(parts.network, parts.task.logits, 20).teach(distiller, moments(), weights, teacher, batches)
-        ours = parts.student().teach(distiller, moments(), weights, teacher, batches)
+        ours = taught(GpuParts(one, EXACT, torch.device(device)).student(), device)
     assert ours[0].num_steps == plain[0].num_steps == 4
-    near(ours[1].params - weights.params, plain[1].params - weights.params, 1e-3)
-    near(ours[0].first, plain[0].first, 1e-4)
-    near(ours[0].second, plain[0].second, 1e-4)
-    near(ours[1].buffers, plain[1].buffers, 1e-5)
-    near(ours[2], plain[2], 1e-5)
+    near(ours[1].params.cpu() - weights.params, plain[1].params - weights.params, 1e-3)
+    near(ours[0].first, plain[0].first, 1e-3)
+    near(ours[0].second, plain[0].second, 1e-3)
+    near(ours[1].buffers, plain[1].buffers, 1e-4)
+    near(ours[2], plain[2], 1e-4)
 
 
 @pytest.mark.parametrize("device", DEVICES)
