@@ -64,6 +64,15 @@ def test_fadas_on_a_constant_delta_has_a_closed_form(delta: float) -> None:
     assert scalars(published, *rounds) == pytest.approx([0.0, *(0.1 * np.cumsum(raw))])
 
 
+def test_fedac_without_control_variates_asks_for_none_and_steps_as_with_corrections_of_zero() -> None:
+    rounds = [[sent(0, t, 0.5), sent(1, max(t - 1, 0), -0.2)] for t in range(6)]
+    with_them, without = (FedAC(buffer_size=2, num_clients=N, server_lr=0.05, control_variates=on) for on in (True, False))
+    assert scalars(without, *rounds) == scalars(with_them, *rounds)
+    assert not without.demands.control_variates
+    first = oracle.Model(np.zeros(scenarios.NUM_PARAMS), np.zeros(scenarios.FEATURES), np.zeros(scenarios.NUM_PARAMS))
+    assert all(model.correction is None for model in scenarios.play(without, first, rounds)[1:])
+
+
 @pytest.mark.parametrize("tau_c", [0, 1, 4])
 def test_fadas_slows_down_above_the_threshold_only(tau_c: int) -> None:
     """One buffer at tau_c, one whose stalest is at tau_c + 1, one at 0: eta, eta / (tau_c + 1) and eta again."""

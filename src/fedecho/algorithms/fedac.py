@@ -29,6 +29,7 @@ class FedAC:
     """Updates weighted by how well they agree with the way the model went, look-ahead momentum, control variates at the clients.
 
     r_i = max(cos(x_t - x_s, Delta_i), ``min_agreement``), 1 for a fresh update; D = sum r_i Delta_i / sum r.
+    ``control_variates = False`` leaves the clients' steps uncorrected (docs/algorithms.md says when that is better).
     """
 
     buffer_size: int
@@ -38,6 +39,7 @@ class FedAC:
     beta2: float = 0.9
     eps: float = 1e-8
     min_agreement: float = 0.1
+    control_variates: bool = True
 
     def __post_init__(self) -> None:
         check_buffered(self.buffer_size, self.server_lr)
@@ -49,18 +51,18 @@ class FedAC:
 
     @property
     def demands(self) -> Demands:
-        return Demands(control_variates=True)
+        return Demands(control_variates=self.control_variates)
 
     def init(self, model: GlobalModel) -> Prospect:
         zero = torch.zeros_like(model.weights.params)
         return Prospect(Buffer.empty(model), 0.0, zero.clone(), zero.clone(), zero.clone(), zero)
 
     def receive(self, state: Prospect, arrival: Arrival) -> Prospect:
-        update = arrival.update
-        if update.correction is None:
-            raise ValueError(f"client {update.client} sent no correction; FedAC's clients must train with control variates")
-        weight = self._agreement(arrival)
-        state.correction_sum.add_(update.correction, alpha=weight)
+        update, weight = arrival.update, self._agreement(arrival)
+        if self.control_variates:
+            if update.correction is None:
+                raise ValueError(f"client {update.client} sent no correction; FedAC's clients must train with control variates")
+            state.correction_sum.add_(update.correction, alpha=weight)
         buffer = state.buffer.add(update.delta, update.buffers, weight)
         return replace(state, buffer=buffer, weight_sum=state.weight_sum + weight)
 
@@ -83,7 +85,7 @@ class FedAC:
             correction_sum=state.correction_sum.zero_(),
             correction=correction,
         )
-        return Advance(fresh, weights, correction)
+        return Advance(fresh, weights, correction if self.control_variates else None)
 
     def _agreement(self, arrival: Arrival) -> float:
         if arrival.staleness == 0:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -42,6 +43,7 @@ class DeviceStudent:
 AdamUpdate = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
 
 
+@cache
 def adam_update(distiller: Distiller, precision: Precision) -> AdamUpdate:
     """As ``Distiller.step`` on a clipped gradient, with the number of steps on the device: compiled, one pass over memory."""
     beta1, beta2, eps, distill_lr = distiller.beta1, distiller.beta2, distiller.eps, distiller.distill_lr

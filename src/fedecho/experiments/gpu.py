@@ -142,6 +142,8 @@ def gpu_settings(precision: Precision, device: torch.device) -> Iterator[None]:
     # By default torch rounds fp32 convolutions to the 10 bits of TF32. Who asks for fp32 gets fp32.
     cudnn.allow_tf32 = matmul.allow_tf32 = precision.dtype != torch.float32
     torch.use_deterministic_algorithms(precision.deterministic, warn_only=True)
+    # Each method of a table has its own learning rates, which are compiled in: more than torch expects of one function.
+    torch._dynamo.config.recompile_limit = 128
     try:
         with server_lane(device):
             yield

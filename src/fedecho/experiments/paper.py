@@ -89,6 +89,7 @@ def _values(rows: tuple[Row, ...], columns: tuple[Column, ...], figures: str) ->
 CONTROLS = (
     Row("control: BatchNorm on U alone", "fedecho", ("algorithm.distiller.distill_lr=0",), control=True),
     Row("control: BatchNorm frozen", "fedecho", ("algorithm.distiller.batch_norm=frozen",), control=True),
+    Row("control: FedAC without control variates", "fedac", ("algorithm.control_variates=false",), control=True),
 )
 PLAIN = tuple(Row(label, name) for label, name in METHODS.items())
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 
 import torch
@@ -194,6 +195,7 @@ def weighted_loss(task: Capturable, precision: Precision) -> LossOf:
 Update = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None], None]
 
 
+@cache
 def sgd_update(local: LocalTraining, precision: Precision) -> Update:
     """y -= lr (g + prox (y - x_s) + c - c_i + wd y), and the low-precision copy beside it: compiled, one pass over memory."""
     client_lr, weight_decay, proximal = local.client_lr, local.weight_decay, local.proximal
