@@ -3,7 +3,7 @@
     pip install gguf
     python examples/convert_gguf.py FOLDER/model.gguf OUT
 
-The quantised weights are unpacked to float32 by transformers and kept in bfloat16, which holds fewer digits than float16 but any size.
+The quantised weights are unpacked to float32 by transformers and kept in bfloat16.
 """
 
 import sys

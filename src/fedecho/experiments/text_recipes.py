@@ -15,7 +15,7 @@ NUM_CLIENTS, CONCURRENCY, BUFFER_SIZE = 10, 5, 3
 
 
 def mrpc(algorithm: str = "fedecho", seed: int = 0) -> Experiment:
-    """The paper's MRPC table: BERT-base, 10 clients, 200 versions, U = 100 unlabeled test pairs. Extra [text]; wants a GPU."""
+    """The paper's MRPC table: BERT-base, 10 clients, 200 versions, U = 100 test pairs. Wants a GPU and the text extra."""
     distiller = Distiller(distill_lr=3e-7)
     return _text(
         "mrpc", MrpcTask(num_clients=NUM_CLIENTS, seed=seed), distiller, algorithm, seed, num_versions=200, eval_every=5
@@ -23,7 +23,7 @@ def mrpc(algorithm: str = "fedecho", seed: int = 0) -> Experiment:
 
 
 def mathinstruct(algorithm: str = "fedecho", seed: int = 0) -> Experiment:
-    """The paper's GSM8K table: Qwen2.5-1.5B-Instruct on MathInstruct, 10 clients, 5 versions. Extra [text]; wants a GPU."""
+    """The paper's GSM8K table: Qwen2.5-1.5B-Instruct on MathInstruct, 10 clients, 5 versions. Wants a GPU and the text extra."""
     # Ten queries at a time: fifty, with a vocabulary of 151,936, would take tens of gigabytes.
     distiller = Distiller(distill_lr=3e-6, batch_size=10)
     task = MathInstructTask(num_clients=NUM_CLIENTS, seed=seed)

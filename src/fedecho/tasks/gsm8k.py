@@ -17,14 +17,13 @@ MARK = "####"
 
 
 def final_number(text: str) -> Decimal | None:
-    """The number that an answer comes to: the first after ####, else the last of all.
+    """The number that an answer comes to: the first that follows a ####, else the last of all.
 
     >>> final_number("so 3 + 4 = 7\\n#### 1,007.50"), final_number("it is $12."), final_number("I do not know")
     (Decimal('1007.50'), Decimal('12'), None)
     """
-    _, mark, after = text.rpartition(MARK)
-    found = NUMBER.findall(after) if mark else []
-    chosen = found[0] if found else (NUMBER.findall(text) or [None])[-1]
+    marked = NUMBER.findall(text.partition(MARK)[2])
+    chosen = marked[0] if marked else (NUMBER.findall(text) or [None])[-1]
     if chosen is None:
         return None
     try:
