@@ -4,8 +4,8 @@
     python -m benchmarks.token_bank --model FOLDER --data-dir DIR        # top-k's error on a real model and GSM8K's questions
 
 Bytes are read off real banks. The exact one is filled whole; of the other two, whose entries grow with the number of texts and
-nothing else, ``--texts`` are put in and the rest is proportion. The error is KL(full teacher || top-k teacher) in nats a token, over
-clients that each trained the model for a few steps of LoRA.
+nothing else, ``--texts`` are put in and the rest is proportion. The error is KL(full teacher || top-k teacher) in nats a token,
+over clients that each trained the model for a few steps of LoRA.
 """
 
 import argparse

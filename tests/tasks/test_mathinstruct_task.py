@@ -36,7 +36,7 @@ def test_the_loss_is_on_the_answers_alone(task: MathInstructTask) -> None:
     total, num, chat = 0.0, 0, Chat(tokenizer())
     for row in task._parts[1][rows].tolist():
         text = task._split[1][row]
-        asked, said = (chat.tokens(piece) for piece in chat.answered(text.question, text.answer))
+        asked, said = chat.tokens(list(chat.answered(text.question, text.answer)))
         logits = module(input_ids=torch.tensor([asked + said])).logits[0].detach()
         total += float(cross_entropy(logits[len(asked) - 1 : -1], torch.tensor(said), reduction="sum"))
         num += len(said)

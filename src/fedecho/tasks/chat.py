@@ -32,9 +32,9 @@ class Chat:
         space = "" if self.tokenizer.chat_template else " "
         return asked, f"{space}{answer}{self.tokenizer.eos_token or ''}"
 
-    def tokens(self, text: str) -> list[int]:
-        """Templates write the special tokens themselves."""
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    def tokens(self, texts: list[str]) -> list[list[int]]:
+        """All at once, which is many times faster. Templates write the special tokens themselves."""
+        ids: list[list[int]] = self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
         return ids
 
     def _template(self, turns: list[dict[str, str]], add_generation_prompt: bool) -> Any:

@@ -105,10 +105,11 @@ class MathInstructTask:
 
     def evaluate(self, module: nn.Module) -> Mapping[str, float]:
         """GSM8K's accuracy with its standard error, and the mean loss of a token of the worked answers."""
-        chat, test = self._chat, self._test_set
+        test = self._test_set
         with computing(self.device, self.compute):
-            prompts = [chat.tokens(chat.asked(each.question)) for each in test]
-            said = greedy_answers(module, chat.tokenizer, prompts, self.max_new_tokens, self.eval_batch, self.device)
+            said = greedy_answers(
+                module, self._chat.tokenizer, self._prompts, self.max_new_tokens, self.eval_batch, self.device
+            )
         right = [
             wanted is not None and final_number(text) == wanted
             for text, wanted in zip(said, (final_number(each.answer) for each in test), strict=True)
@@ -201,6 +202,10 @@ class MathInstructTask:
         return read_instructions(file_of(self.test, FILES, self.data_dir))[: self.num_test]
 
     @cached_property
+    def _prompts(self) -> list[list[int]]:
+        return self._chat.tokens([self._chat.asked(each.question) for each in self._test_set])
+
+    @cached_property
     def _train_spans(self) -> Spans:
         return self._spans(self._split[1], "answer")
 
@@ -215,9 +220,10 @@ class MathInstructTask:
     def _spans(self, texts: Sequence[Worked], part: str) -> Spans:
         """Place p predicts token p + 1: an answer from token s to e is predicted at s - 1 to e - 1; a query at all its places."""
         chat, room = self._chat, room_for(self.max_length, longest(self._folder, self._chat.tokenizer))
+        pieces = [chat.answered(text.question, text.answer) for text in texts]
+        questions, answers = chat.tokens([asked for asked, _ in pieces]), chat.tokens([said for _, said in pieces])
         rows, first, end = [], [], []
-        for text in texts:
-            asked, said = (chat.tokens(piece) for piece in chat.answered(text.question, text.answer))
+        for text, asked, said in zip(texts, questions, answers, strict=True):
             whole = asked if part == "query" else asked + said
             whole = whole if self.max_length is None else whole[:room]
             if part == "answer" and len(whole) <= len(asked):
