@@ -46,7 +46,7 @@ class FullLogits:
     average: Average = "logits"
 
     def entry(self, hidden: Tensor, head: nn.Module) -> Entry:
-        return (head(hidden).float().to(self.dtype),)
+        return (_applied(head, hidden).to(self.dtype),)
 
     def teacher(self, entries: Sequence[Entry]) -> Tensor:
         if self.average == "logits":
@@ -71,7 +71,8 @@ class HiddenStates:
     def teacher(self, entries: Sequence[Entry]) -> Tensor:
         mean = _mean([hidden for (hidden,) in entries])
         with torch.no_grad():
-            return nn.functional.linear(mean.to(self.head.weight.dtype), self.head.weight).float()
+            # In float32 also where the head is kept in bf16, in which the two best tokens are often equal.
+            return nn.functional.linear(mean, self.head.weight.float())
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class TopLogits:
     average: Average = "logits"
 
     def entry(self, hidden: Tensor, head: nn.Module) -> Entry:
-        return self.entry_of(head(hidden).float())
+        return self.entry_of(_applied(head, hidden))
 
     def entry_of(self, logits: Float[Tensor, "positions vocabulary"]) -> Entry:
         values, tokens = logits.topk(self.k, dim=-1)
@@ -125,6 +126,12 @@ def storage_for(head: nn.Module, num_tokens: int, kind: str | None, k: int, half
     if k >= num_tokens:
         raise ValueError(f"distiller.top_k must be below the vocabulary of {num_tokens}, got {k}")
     return TopLogits(num_tokens, k, dtype, average)
+
+
+def _applied(head: nn.Module, hidden: Tensor) -> Tensor:
+    """Logits in float32, computed in the head's own precision."""
+    logits: Tensor = head(hidden.to(next(head.parameters()).dtype))
+    return logits.float()
 
 
 def _mean(tensors: Sequence[Tensor]) -> Tensor:

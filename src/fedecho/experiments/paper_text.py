@@ -23,6 +23,7 @@ LORA = (
     "task.model=SmolLM2-135M-Instruct",
     "task.train=gsm8k-train",
     "task.lora_rank=16",
+    "task.lora_targets=q_proj,v_proj",
     "task.eval_batch=330",
 )
 LORA_LR = ("local.client_lr=2e-4",)
