@@ -1,7 +1,7 @@
 """A GGUF file as an ordinary model folder (config, tokenizer, safetensors in half precision) that a text task can name.
 
     pip install gguf
-    python examples/convert_gguf.py FOLDER/model.gguf OUT
+    python -m benchmarks.convert_gguf FOLDER/model.gguf OUT
 
 The quantised weights are unpacked to float32 by transformers and kept in bfloat16.
 """
