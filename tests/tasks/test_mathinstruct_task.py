@@ -148,6 +148,10 @@ def test_texts_that_are_too_long(task: MathInstructTask, tmp_path: Path) -> None
         short.batch(0, torch.arange(1), torch.Generator())
     with pytest.raises(ValueError, match=r"train\.jsonl, line \d+: the question takes \d+ tokens, so nothing of its answer"):
         replace(task, max_length=20).batch(0, torch.arange(1), torch.Generator())
+    with pytest.raises(
+        ValueError, match=r"test\.jsonl, line 1: \d+ tokens and task\.max_new_tokens = 250 are more than the 256"
+    ):
+        replace(task, max_new_tokens=250).evaluate(task.network(0).eval())
     longest = int(task._train_spans.tokens.lengths.max())
     cut = replace(task, max_length=longest - 2)
     assert int(cut._train_spans.tokens.lengths.max()) == longest - 2

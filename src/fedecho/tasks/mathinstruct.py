@@ -203,7 +203,13 @@ class MathInstructTask:
 
     @cached_property
     def _prompts(self) -> list[list[int]]:
-        return self._chat.tokens([self._chat.asked(each.question) for each in self._test_set])
+        prompts = self._chat.tokens([self._chat.asked(each.question) for each in self._test_set])
+        limit = longest(self._folder, self._chat.tokenizer)
+        for text, prompt in zip(self._test_set, prompts, strict=True):
+            if len(prompt) + self.max_new_tokens > limit:
+                both = f"{len(prompt)} tokens and task.max_new_tokens = {self.max_new_tokens}"
+                raise BadLine(text.path, text.line, f"{both} are more than the {limit} that the model takes")
+        return prompts
 
     @cached_property
     def _train_spans(self) -> Spans:
