@@ -3,12 +3,16 @@
 import json
 import os
 import subprocess
+import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedecho.core.checkpoint import write_atomically
+from fedecho.experiments.build import Execution, assembled, one_thread
+from fedecho.experiments.experiment import Experiment
+from fedecho.experiments.identity import config_of, header_of, notes_of
 from fedecho.experiments.paper import Cell, Settings
 from fedecho.experiments.record import RECORD, Line, read_header
 from fedecho.experiments.run import Watch, simulate
@@ -26,15 +30,16 @@ class CellResult:
     software: Line
     unlabeled: str
     commit: str
+    notes: dict[str, str] = field(default_factory=dict)
 
     @property
     def accuracy(self) -> float:
         return float(self.summary["last10_accuracy"])
 
     @property
-    def stand_in(self) -> bool:
-        """Was U not the paper's own set?"""
-        return self.unlabeled.endswith("-32.npy")
+    def stand_in(self) -> str:
+        """What took the place of the paper's own model or data; empty if nothing did."""
+        return self.notes.get("stand_in", "")
 
 
 def path_of(results: Path, cell: Cell) -> Path:
@@ -61,19 +66,47 @@ def run_cell(
 ) -> CellResult:
     """Run a cell, or go on with it where it was stopped, and keep its result."""
     experiment, folder = cell.experiment(extra), runs / cell.table / cell.slug
+    if cell.row.untrained:
+        return _kept(results, cell, _untrained(cell, experiment, Execution(**options)))
     resume = (folder / RECORD).exists()
     result = simulate(experiment, out=folder, resume=resume, watch=watch, say=say, **options)
     header = read_header(folder)
     kept = CellResult(
         cell=cell.slug,
         summary=asdict(result.summary),
-        evaluations=[{key: line[key] for key in ("version", "time", "accuracy", "real_s")} for line in result.evaluations],
+        evaluations=[{key: value for key, value in line.items() if key != "event"} for line in result.evaluations],
         config=header["config"],
         execution=header["execution"],
         software=header["software"],
         unlabeled=_unlabeled(experiment),
         commit=_commit(),
+        notes=notes_of(experiment.task),
     )
+    return _kept(results, cell, kept)
+
+
+def _untrained(cell: Cell, experiment: Experiment, execution: Execution) -> CellResult:
+    """The model as it was, evaluated once."""
+    began = time.perf_counter()
+    with one_thread(), assembled(experiment, execution) as simulation:
+        scores = simulation.evaluate()
+        header = header_of(simulation, config_of(experiment), execution.described())
+    accuracy, real_s = scores["accuracy"], round(time.perf_counter() - began, 3)
+    summary = {"num_versions": 0, "last10_accuracy": accuracy, "final_accuracy": accuracy, "scores": scores, "real_s": real_s}
+    return CellResult(
+        cell=cell.slug,
+        summary=summary,
+        evaluations=[{"version": 0, "time": 0.0, **scores, "real_s": real_s}],
+        config=header["config"],
+        execution=header["execution"],
+        software=header["software"],
+        unlabeled="",
+        commit=_commit(),
+        notes=notes_of(experiment.task),
+    )
+
+
+def _kept(results: Path, cell: Cell, kept: CellResult) -> CellResult:
     target = path_of(results, cell)
     target.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(target, (json.dumps(asdict(kept), indent=1) + "\n").encode())
