@@ -12,7 +12,7 @@ ALLOWED: dict[str, set[str]] = {
     "learning": {"core"},
     "data": {"core"},
     "models": set(),
-    "algorithms": {"core", "distill"},
+    "algorithms": {"core", "distill", "learning"},
     "tasks": {"core", "data", "models"},
     "simulation": {"core", "learning"},
     "experiments": {"core", "distill", "learning", "data", "models", "algorithms", "tasks", "simulation"},

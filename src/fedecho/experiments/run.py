@@ -12,6 +12,7 @@ from torch import Tensor
 from fedecho.core.checkpoint import decode, load_checkpoint, remove_checkpoints, save_checkpoint, write_atomically
 from fedecho.core.drive import Moment, drive
 from fedecho.core.types import Weights
+from fedecho.experiments.accounting import check_accountant, spent
 from fedecho.experiments.build import Execution, ExecutorName, Simulation, assembled, one_thread
 from fedecho.experiments.config import ConfigError, fingerprint, from_config
 from fedecho.experiments.experiment import Experiment
@@ -71,6 +72,8 @@ def simulate(
     folder = None if out is None else Path(out)
     refuse_while_importing()
     _check_folder(folder, experiment, resume)
+    if experiment.privacy.on:
+        check_accountant()
     if not checkpoint_s >= 0:
         raise ConfigError(f"--checkpoint-every must be at least 0 seconds, got {checkpoint_s}")
     execution = Execution(executor=executor, workers=workers, precision=precision, deterministic=deterministic)
@@ -273,6 +276,7 @@ class _Run:
             arrivals_sha256=arrivals_digest(iter(lines)),
             scores=last_scores(lines),
             notes=notes_of(experiment.task),
+            privacy=spent(experiment.privacy, lines) if experiment.privacy.on else None,
             **accuracies(lines),
             **staleness(lines),
         )
