@@ -2,8 +2,8 @@
 
     python -m benchmarks.poison [--seeds 0,1,2] [--kinds scaled,sign_flip] [--json FILE]
 
-20 clients, Dirichlet .3, Mc 10, M 5, 60 versions, large delays; accuracy is the mean of the last ten evaluations. "Lost" is against the same
-seeds without attack and without defence.
+20 clients, Dirichlet .3, Mc 10, M 5, 60 versions, large delays; accuracy is the mean of the last ten evaluations. "Lost" is against
+the same seeds without attack and without defence.
 """
 
 import argparse
