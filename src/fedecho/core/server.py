@@ -9,7 +9,7 @@ from fedecho.core.admission import Admission, misfit, norm_of
 from fedecho.core.algorithm import Algorithm, demands
 from fedecho.core.idle import Idle
 from fedecho.core.rng import below, derive
-from fedecho.core.types import Arrival, ClientUpdate, Dispatch, GlobalModel, Joined, Left, Lost, Message
+from fedecho.core.types import Arrival, ClientUpdate, Dispatch, GlobalModel, Joined, Left, Lost, Message, Refused
 from fedecho.core.versions import Versions
 
 S = TypeVar("S")
@@ -109,9 +109,11 @@ class Server(Generic[S]):
         elif isinstance(message, Joined):
             receipt = self._join(message.client)
         elif isinstance(message, Left):
-            receipt = self._leave(message.client)
+            receipt = self._leave(message)
+        elif isinstance(message, Refused):
+            receipt = self._lose(message, "rejected")
         else:
-            receipt = self._lose(message)
+            receipt = self._lose(message, "lost")
         self.counts[receipt.status] += 1
         if receipt.status in ("rejected", "lost"):
             self.reasons[receipt.reason] += 1
@@ -156,14 +158,14 @@ class Server(Generic[S]):
         del self.open[client]
         return self.versions.release(work.base_version)
 
-    def _lose(self, lost: Lost) -> Receipt:
+    def _lose(self, lost: Lost | Left | Refused, status: str) -> Receipt:
         work = self.open.get(lost.client)
         if work is None:
             return Receipt("ignored", lost.client, lost.reason)
         base = self._close(lost.client, work)
         self.idle.add(lost.client)
         staleness = self.model.version - base.version
-        return Receipt("lost", lost.client, lost.reason, work.number, work.base_version, staleness)
+        return Receipt(status, lost.client, lost.reason, work.number, work.base_version, staleness)
 
     def _join(self, client: int) -> Receipt:
         if client in self.open or (client in self.reported and client not in self.departed):
@@ -174,8 +176,8 @@ class Server(Generic[S]):
             self.idle.add(client)
         return Receipt("joined", client)
 
-    def _leave(self, client: int) -> Receipt:
-        receipt = self._lose(Lost(client, "client went away"))
+    def _leave(self, left: Left) -> Receipt:
+        client, receipt = left.client, self._lose(left, "lost")
         self.idle.remove(client)
         if client in self.reported:
             self.departed.add(client)  # its update stays in the round, so its slot does too
