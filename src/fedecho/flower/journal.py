@@ -1,13 +1,14 @@
 """A deployed run's folder: the record, checkpoints and summary of a simulation, kept while the run goes on over a network."""
 
 import fcntl
+import os
 import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import nan
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import flwr
 import torch
@@ -66,12 +67,16 @@ class Journal:
         self.identity, self.server, self.transport, self.layout = identity, server, transport, layout
         self.folder = folder
         self._say = say
-        self._lock: IO[str] | None = None
+        self._lock: int | None = None
         self._save_cost_s = 0.0
         self._saved_at = 0.0
         self.num_moments = 0
         self.resumed = False
-        self.record = self._open()
+        try:
+            self.record = self._open()
+        except BaseException:
+            self._unlock()
+            raise
 
     def _open(self) -> Record:
         if self.folder is None:
@@ -152,8 +157,12 @@ class Journal:
 
     def close(self) -> None:
         self.record.close()
+        self._unlock()
+
+    def _unlock(self) -> None:
         if self._lock is not None:
-            self._lock.close()
+            os.close(self._lock)
+            self._lock = None
 
     def _restore(self, folder: Path) -> int | None:
         found = load_checkpoint(folder, self._say)
@@ -195,16 +204,14 @@ class Journal:
         }
 
 
-def _locked(folder: Path) -> IO[str]:
+def _locked(folder: Path) -> int:
     """Two servers must not write to one folder; the lock goes with the process, however that ends."""
-    lock = (folder / "lock").open("w")
+    lock = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        lock.close()
-        raise ConfigError(
-            f"another server is at work on {folder}: stop it first (flwr stop), or choose another folder"
-        ) from None
+        os.close(lock)
+        raise ConfigError(f"another server is at work on {folder}: stop it first (flwr stop), or choose another folder") from None
     return lock
 
 

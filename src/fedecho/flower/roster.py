@@ -22,6 +22,7 @@ class Roster:
         self._node_of: dict[int, int] = {}
         self._client_of: dict[int, int] = {}
         self._before: dict[int, int] = {}
+        self._claims: dict[int, int] = {}
 
     @property
     def clients(self) -> list[int]:
@@ -42,21 +43,32 @@ class Roster:
     def forget(self, node: int) -> int | None:
         """A node is gone (or must say anew who it is); the client it was, if any."""
         self._connected.discard(node)
+        self._claims.pop(node, None)
         client = self._client_of.pop(node, None)
         if client is not None:
             del self._node_of[client]
         return client
 
     def enter(self, node: int, client: int) -> bool:
-        """A node says which client it is. A number that is out of range or taken is refused, whoever claims it second."""
+        """A node says which client it is. A number out of range is refused; one that is taken must become free first.
+
+        So a node that was started anew waits until its former self is known to be gone, and nobody takes another's place.
+        """
         if not 0 <= client < self.num_clients:
             self._say(f"node {node} says it is client {client}, but clients are 0 to {self.num_clients - 1}: it gets no work")
             return False
         if client in self._node_of:
-            self._say(f"node {node} says it is client {client}, which node {self._node_of[client]} is already: it gets no work")
+            self._say(f"node {node} says it is client {client}, which node {self._node_of[client]} is already: it has to wait")
+            self._claims[node] = client
             return False
+        self._claims.pop(node, None)
         self._node_of[client], self._client_of[node], self._before[client] = node, client, node
         return True
+
+    def heirs(self) -> list[int]:
+        """Clients that have a node again, because one had waited for the number."""
+        free = [(node, client) for node, client in self._claims.items() if client not in self._node_of]
+        return [client for node, client in free if self.enter(node, client)]
 
     def number(self, node: int) -> int | None:
         """A number for a node that cannot be asked: its own of before, a new one, or that of a node that is gone."""

@@ -122,6 +122,8 @@ class GridTransport:
         change = self.roster.look(self._grid.get_node_ids())
         for client in change.gone:
             self._depart(client, "its node went away")
+        for client in self.roster.heirs():
+            self._ready.append(Joined(client))
         for node in change.came:
             self._meet(node)
 
