@@ -211,7 +211,9 @@ def _locked(folder: Path) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(lock)
-        raise ConfigError(f"another server is at work on {folder}: stop it first (flwr stop), or choose another folder") from None
+        raise ConfigError(
+            f"another server is at work on {folder}: stop it first (flwr stop), or choose another folder"
+        ) from None
     return lock
 
 

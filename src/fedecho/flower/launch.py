@@ -26,7 +26,11 @@ DONE, FAILED = "finished:completed", ("finished:failed", "finished:stopped")
 
 
 class LaunchError(ValueError):
-    """A user's mistake or a run that failed, said in one line."""
+    """A user's mistake, or what Flower could not do, said in one line."""
+
+
+class RunFailedError(RuntimeError):
+    """A run that was started did not come to its end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +134,7 @@ class Control:
             if status == DONE:
                 return
             if status in FAILED:
-                raise LaunchError(f"run {run} is {status}: {details or 'flwr log has more'}; submit it again to go on")
+                raise RunFailedError(f"run {run} is {status}: {details or 'flwr log has more'}; submit it again to go on")
             time.sleep(every_s)
 
     def _flwr(self, *words: str) -> dict[str, Any]:
