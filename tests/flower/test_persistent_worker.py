@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
 from fedecho.core.types import Dispatch, GlobalModel
 from fedecho.experiments.build import bound_network
@@ -119,7 +119,7 @@ def test_a_folder_that_others_may_enter_is_refused(tmp_path: Path, monkeypatch: 
 def test_frames_carry_records_exactly() -> None:
     ours, theirs = socket.socketpair()
     content = RecordDict({"m": MetricRecord({"a": 0.1, "n": 2**60, "list": [1, 2]}), "c": ConfigRecord({"s": "x", "b": True})})
-    content["a"] = ArrayRecord(order().array_records["arrays"])
+    content["a"] = order().array_records["arrays"]
     with ours, theirs:
         send_frame(ours, {"hello": 1}, content, RecordDict())
         note, (got, empty) = receive_frame(theirs)

@@ -28,6 +28,8 @@ from fedecho.flower.transport import GridTransport
 from fedecho.version import __version__
 
 IN_FLIGHT = "in flight when the server stopped"
+SAVE_SHARE = 20
+"""Between two versions, saving an arrival may take one part in so many of the time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +101,7 @@ class Journal:
             own = {"event": "evaluation", "version": moment.step.model.version, "time": moment.time}
             self.record.write({**scores, **own, "real_s": round(moment.time, 3)})
         self.record.flush()
-        if moment.step is not None or time.monotonic() - self._saved_at >= 20 * self._save_cost_s:
+        if moment.step is not None or time.monotonic() - self._saved_at >= SAVE_SHARE * self._save_cost_s:
             self.save()
 
     def lose_what_was_open(self) -> list[Moment]:

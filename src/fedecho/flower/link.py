@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
 from hashlib import sha256
@@ -83,7 +84,7 @@ def start_worker(path: Path, owner: int) -> subprocess.Popen[bytes]:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(part for part in sys.path if part)}
     log = os.open(path.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
-        return subprocess.Popen(  # noqa: S603 (our own module)
+        process = subprocess.Popen(  # noqa: S603 (our own module)
             [sys.executable, "-m", "fedecho.flower.worker", str(path), str(owner)],
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -93,6 +94,8 @@ def start_worker(path: Path, owner: int) -> subprocess.Popen[bytes]:
         )
     finally:
         os.close(log)
+    threading.Thread(target=process.wait, daemon=True).start()  # whoever lives longer, nothing is left behind
+    return process
 
 
 def _try(path: Path) -> socket.socket | None:
