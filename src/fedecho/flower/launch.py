@@ -61,7 +61,9 @@ def environment(home: Path | None = None) -> dict[str, str]:
     return told if home is None else told | {"FLWR_HOME": str(home)}
 
 
-def superlink(host: str, port: int, tls: Tls, authenticate: bool = False, database: Path | None = None) -> list[str]:
+def superlink(
+    host: str, port: int, tls: Tls, authenticate: bool = False, database: Path | None = None, simulation: bool = False
+) -> list[str]:
     """The server side. Without TLS there is no authentication of nodes: Flower refuses it."""
     words = ["flower-superlink", "--host", host, "--port", str(port)]
     if tls.ca is None:
@@ -69,6 +71,7 @@ def superlink(host: str, port: int, tls: Tls, authenticate: bool = False, databa
     else:
         words += ["--ssl-ca-certfile", str(tls.ca), "--ssl-certfile", str(tls.certificate), "--ssl-keyfile", str(tls.key)]
     words += ["--enable-supernode-auth"] if authenticate else []
+    words += ["--simulation"] if simulation else []
     return words + (["--database", str(database)] if database else [])
 
 

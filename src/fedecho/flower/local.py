@@ -17,12 +17,16 @@ START_S = 60.0
 
 
 class LocalFederation:
-    """A SuperLink and its SuperNodes on the loopback interface. What they print goes to ``folder``."""
+    """A SuperLink and its SuperNodes on the loopback interface. What they print goes to ``folder``.
 
-    def __init__(self, folder: Path, tls: Tls | None = None, authenticate: bool = False) -> None:
+    With ``simulation`` it runs apps on Flower's own simulation engine (Ray), and no node can join.
+    """
+
+    def __init__(self, folder: Path, tls: Tls | None = None, authenticate: bool = False, simulation: bool = False) -> None:
         self.folder = folder
         self.tls = tls or Tls()
         self.authenticate = authenticate
+        self.simulation = simulation
         self.port = free_port()
         self.nodes: dict[str, subprocess.Popen[bytes]] = {}
         self._link: subprocess.Popen[bytes] | None = None
@@ -33,7 +37,7 @@ class LocalFederation:
 
     def __enter__(self) -> "LocalFederation":
         self.folder.mkdir(parents=True, exist_ok=True)
-        words = superlink("127.0.0.1", self.port, self.tls, self.authenticate)
+        words = superlink("127.0.0.1", self.port, self.tls, self.authenticate, simulation=self.simulation)
         self._link = self._start("superlink", words)
         ends = time.monotonic() + START_S
         while not _listening(self.port):
