@@ -5,6 +5,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from fedecho.flower import link
 from fedecho.flower.codec import Codec
 from fedecho.flower.frames import receive_frame, send_frame
 from fedecho.flower.job import experiment_of, work
+from fedecho.flower.worker import birth, serve
 
 REFERENCE = "fedecho.flower.run_config:experiment"
 CONFIG = {
@@ -83,6 +85,33 @@ def test_a_worker_gives_the_same_bytes_keeps_its_state_outside_and_ends_with_its
     as_node.wait()
     assert gone(path)
     assert gone(path.with_suffix(".log"))
+
+
+def test_a_worker_that_nobody_asks_ends(tmp_path: Path) -> None:
+    path = tmp_path / "worker.sock"
+    thread = threading.Thread(target=serve, args=(path, os.getpid(), 1.0))
+    thread.start()
+    while not path.exists():
+        time.sleep(0.01)
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(path))
+        send_frame(client, {"reference": REFERENCE, "run_config": CONFIG}, order(), RecordDict())
+        note, (answer, _) = receive_frame(client)
+    assert note == {}
+    assert plain(answer) == plain(work(REFERENCE, CONFIG, order(), RecordDict())[0])
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(path))  # and goes away without a word
+    thread.join(10)
+    assert not thread.is_alive()
+    assert not path.exists()
+
+
+def test_a_process_is_told_from_another_under_its_number(node: subprocess.Popen[bytes]) -> None:
+    assert birth(os.getpid()) == birth(os.getpid())
+    assert birth(node.pid) != birth(os.getpid())
+    node.kill()
+    node.wait()
+    assert birth(node.pid) is None
 
 
 def test_what_a_killed_worker_left_behind_is_no_obstacle(as_node: subprocess.Popen[bytes]) -> None:

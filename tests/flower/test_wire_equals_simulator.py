@@ -23,7 +23,9 @@ def made(run_config: dict[str, Any]) -> Experiment:
 
 
 def small(name: str) -> Experiment:
-    experiment = load("digits", algorithm=name, versions=8, settings=["task.num_clients=8", "concurrency=3"])
+    experiment = load(
+        "digits", algorithm=name, versions=8, settings=["task.num_clients=8", "concurrency=3", "local.num_local_steps=4"]
+    )
     concurrency = 3 if name == "fedavg" else 5
     task = DigitsTask(num_clients=8, num_unlabeled=40, width=2, partition=IidPartitioner())
     return replace(experiment, task=task, concurrency=concurrency, eval_every=1)

@@ -18,9 +18,9 @@ QUIET = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",
 }
-"""Nothing is sent home, nothing is installed, and a message waits a tenth of a second for its process, not a whole one."""
+"""Nothing is sent home, nothing is installed, and a message waits a quarter of a second for its process, not a whole one."""
 
 DONE, FAILED = "finished:completed", ("finished:failed", "finished:stopped")
 

@@ -59,6 +59,7 @@ class GridTransport:
         self._clock, self._sleep = clock, sleep
         self._began, self._before = clock(), 0.0
         self._looked: float | None = None
+        self._said: float | None = None
         self._open: dict[str, Sent] = {}
         self._late: dict[str, Sent] = {}
         self._asked: dict[str, Sent] = {}
@@ -72,14 +73,10 @@ class GridTransport:
 
     def gather(self) -> list[int]:
         """Wait for ``min_nodes`` clients; those that are there."""
-        said = -60.0
         while len(self.roster.clients) < self.waiting.min_nodes:
             self._poll()
             if len(self.roster.clients) < self.waiting.min_nodes:
-                if self.now - said >= 60:
-                    self._say(f"{len(self.roster.clients)} of {self.waiting.min_nodes} clients are here; waiting")
-                    said = self.now
-                self._sleep(self.waiting.poll_s)
+                self._wait_for_nodes(self.waiting.min_nodes)
         self._ready.clear()  # who joined until now is there from the beginning
         return self.roster.clients
 
@@ -93,9 +90,18 @@ class GridTransport:
     def receive(self) -> Message:
         while not self._ready:
             self._poll()
-            if not self._ready:
+            if not self._ready and self.roster.clients:
                 self._sleep(self.waiting.poll_s)
+            elif not self._ready:
+                self._wait_for_nodes(1)
         return self._ready.popleft()
+
+    def _wait_for_nodes(self, number: int) -> None:
+        """And say so, once a minute."""
+        if self._said is None or self.now - self._said >= 60:
+            self._say(f"{len(self.roster.clients)} of {number} clients are here; waiting")
+            self._said = self.now
+        self._sleep(self.waiting.poll_s)
 
     def _push(self, node: int, content: RecordDict, kind: str, into: dict[str, Sent], dispatch: Dispatch | None = None) -> None:
         group = "" if dispatch is None else str(dispatch.model.version + 1)

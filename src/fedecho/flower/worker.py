@@ -22,19 +22,23 @@ WATCH_S = 0.5
 def serve(path: Path, owner: int, idle_s: float = IDLE_S) -> None:
     """One job after another, until nobody asks any more."""
     threading.Thread(target=_end_with, args=(owner, path), daemon=True).start()
-    listener = _listen(path)
-    listener.settimeout(idle_s)
-    try:
-        while True:
-            try:
-                link, _ = listener.accept()
-            except TimeoutError:
-                return
-            with link, contextlib.suppress(ConnectionError):
-                link.settimeout(None)
-                answer_one(link)
-    finally:
-        _remove(path)
+    with _listen(path) as listener:
+        listener.settimeout(idle_s)
+        try:
+            _answer_all(listener)
+        finally:
+            _remove(path)
+
+
+def _answer_all(listener: socket.socket) -> None:
+    while True:
+        try:
+            link, _ = listener.accept()
+        except TimeoutError:
+            return
+        with link, contextlib.suppress(ConnectionError):
+            link.settimeout(None)
+            answer_one(link)
 
 
 def answer_one(link: socket.socket) -> None:
@@ -63,14 +67,14 @@ def _listen(path: Path) -> socket.socket:
 
 
 def _end_with(owner: int, path: Path) -> None:
-    born = _birth(owner)
-    while born is not None and _birth(owner) == born:
+    born = birth(owner)
+    while born is not None and birth(owner) == born:
         time.sleep(WATCH_S)
     _remove(path)
     os._exit(0)
 
 
-def _birth(pid: int) -> str | None:
+def birth(pid: int) -> str | None:
     """When a process started, so that another one under the same number is told apart; None if there is none."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
