@@ -137,7 +137,9 @@ class Control:
             if status == DONE:
                 return
             if status in FAILED:
-                raise RunFailedError(f"run {run} is {status}: {details or 'flwr log has more'}; submit it again to go on")
+                raise RunFailedError(
+                    f"run {run} is {status}: {details or 'flwr log has more'} (a stopped run goes on when it is submitted again)"
+                )
             time.sleep(every_s)
 
     def _flwr(self, *words: str) -> dict[str, Any]:
