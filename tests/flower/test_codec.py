@@ -1,5 +1,6 @@
 """Dispatches and answers through Flower's records, exactly; and everything that is no answer, refused with its reason."""
 
+from dataclasses import replace
 from io import BytesIO
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from fedecho.core.layout import Layout
 from fedecho.core.types import Weights
 from fedecho.flower.codec import Codec
-from fedecho.flower.keys import introduction, partition_of, read_introduction
+from fedecho.flower.keys import check_addressee, introduction, partition_of, read_introduction
 from fedecho.flower.npy import to_array, to_tensor
 
 CODEC = Codec(LAYOUT)
@@ -152,3 +153,17 @@ def test_nodes_say_which_client_they_are() -> None:
     assert read_introduction(introduction(partition_of({"partition-id": 4, "other": "x"}))) == 4
     with pytest.raises(ValueError, match="start it with --node-config 'partition-id=0'"):
         partition_of({})
+
+
+def test_a_node_trains_as_the_client_it_is() -> None:
+    content = CODEC.dispatch(dispatch(client=2))
+    check_addressee(content, {"partition-id": 2})
+    with pytest.raises(ValueError, match="the dispatch is for client 2, but this node is client 1"):
+        check_addressee(content, {"partition-id": 1})
+
+
+def test_a_client_cannot_fill_the_record() -> None:
+    update, trained = answer_to(dispatch())
+    many = {f"m{number}": 1.0 for number in range(1000)}
+    content = CODEC.answer(replace(update, metrics=many), trained)
+    assert len(CODEC.read_answer(content, dispatch()).metrics) <= 64

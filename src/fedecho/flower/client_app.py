@@ -8,7 +8,7 @@ import time
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedecho.flower.keys import CONTROL, introduction, partition_of
+from fedecho.flower.keys import CONTROL, check_addressee, introduction, partition_of
 from fedecho.flower.link import work_in_worker
 from fedecho.flower.run_config import Settings, in_simulation, pause_of
 
@@ -36,6 +36,7 @@ def make_client_app(experiment: str = FROM_RUN_CONFIG) -> ClientApp:
 
 def train_content(experiment: str, content: RecordDict, context: Context) -> RecordDict:
     """The answer to a dispatch; what the client must remember goes into its context."""
+    check_addressee(content, context.node_config)
     settings = Settings.of(context.run_config)
     time.sleep(pause_of(context.node_config))
     memory = RecordDict({CONTROL: context.state.array_records[CONTROL]} if CONTROL in context.state.array_records else {})

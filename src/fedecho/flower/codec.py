@@ -32,6 +32,8 @@ from fedecho.flower.keys import (
 )
 from fedecho.flower.npy import to_array, to_tensor
 
+MOST_METRICS = 64
+"""Of one answer: a client must not fill the server's record."""
 Records = dict[str, ArrayRecord | MetricRecord | ConfigRecord]
 
 
@@ -78,7 +80,7 @@ class Codec:
         """The update that answers ``dispatch``. A ValueError says what cannot be read."""
         metrics = dict(record_of(content, METRICS, content.metric_records))
         trained = self._weights(record_of(content, ARRAYS, content.array_records))
-        told = {key: float(value) for key, value in metrics.items() if isinstance(value, int | float)}
+        told = {key: float(value) for key, value in list(metrics.items())[:MOST_METRICS] if isinstance(value, int | float)}
         return ClientUpdate(
             client=dispatch.client,
             base_version=dispatch.model.version,

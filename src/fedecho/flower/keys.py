@@ -29,6 +29,13 @@ def partition_of(node_config: Mapping[str, Any]) -> int:
     return int(node_config[PARTITION])
 
 
+def check_addressee(content: RecordDict, node_config: Mapping[str, Any]) -> None:
+    """A node trains as the client it is, whatever a server says: its memory and its data are that client's."""
+    told, mine = whole_number(record_of(content, CONFIG, content.config_records), CLIENT), partition_of(node_config)
+    if told != mine:
+        raise ValueError(f"the dispatch is for client {told}, but this node is client {mine}")
+
+
 def record_of(content: RecordDict, key: str, records: Mapping[str, Any]) -> Any:
     if key not in records:
         raise ValueError(f"there is no record {key!r} among {', '.join(sorted(content)) or 'nothing'}")
