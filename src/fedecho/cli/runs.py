@@ -90,12 +90,16 @@ def resume(
     with friendly():
         use_data_dir(data_dir)
         before = read_header(folder)["execution"]
-        options = execution_options(
-            executor or before["executor"], workers, before.get("precision", "bf16"), before.get("deterministic", False)
-        )
+        if before["executor"] == "flower" and not is_finished(folder):
+            raise ConfigError(
+                f"{folder} holds a run over a network: it goes on when its app is submitted again (fedecho submit)"
+            )
         if is_finished(folder):
             out.print(f"{folder} is finished already")
             return
+        options = execution_options(
+            executor or before["executor"], workers, before.get("precision", "bf16"), before.get("deterministic", False)
+        )
         _finish(folder, None, options | {"checkpoint_s": checkpoint_every})
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from safetensors.torch import save
 from torch import Tensor
 
-from fedecho.core.checkpoint import decode, load_checkpoint, remove_checkpoints, save_checkpoint, write_atomically
+from fedecho.core.checkpoint import Every, decode, load_checkpoint, remove_checkpoints, save_checkpoint, write_atomically
 from fedecho.core.drive import Moment, drive
 from fedecho.core.types import Weights
 from fedecho.experiments.accounting import check_accountant, spent
@@ -231,7 +231,7 @@ class _Run:
         if found is None:
             return None
         server, transport = self.simulation.server, self.simulation.transport
-        template = {"server": {"state": server.state, "models": _Every(server.model)}}
+        template = {"server": {"state": server.state, "models": Every(server.model)}}
         tree = decode(*found, template)
         if tree["fingerprint"] != self._fingerprint:
             raise ConfigError(
@@ -288,14 +288,3 @@ class _Run:
             remove_checkpoints(self.folder)
         evaluations = [line for line in lines if line["event"] == "evaluation"]
         return Result(summary, evaluations, weights, named, self.folder)
-
-
-class _Every(dict[Any, Any]):
-    """One template for whatever key."""
-
-    def __init__(self, template: Any) -> None:
-        super().__init__()
-        self._template = template
-
-    def get(self, key: Any, default: Any = None) -> Any:
-        return self._template
