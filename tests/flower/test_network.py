@@ -87,7 +87,7 @@ def test_chaos(tmp_path: Path) -> None:
         wait_until(lambda: federation.control.status(first)[0] == "finished:failed", 200, "Flower sees that the server is dead")
         federation.control.follow(federation.control.submit(CHAOS, {"out": str(run)}))
     summary, done = Summary.read(run), arrivals(run)
-    reasons = " | ".join(summary.reasons)
+    reasons = " | ".join(line.get("reason", "") for line in lines(run, "arrival"))
     print(json.dumps({"versions_before_the_kill": before, "reasons": summary.reasons, "seconds": summary.real_s}))
     assert [line["version"] for line in lines(run, "version")] == list(range(1, 13))
     assert summary.accepted == len(done) == len({line["dispatch"] for line in done}) == 36

@@ -12,6 +12,7 @@ from fedecho import ALGORITHMS, DigitsTask, Experiment, IidPartitioner, load, si
 from fedecho.experiments.record import read_record
 from fedecho.flower import Waiting, make_client_app
 from fedecho.flower.server_app import run_experiment
+from fedecho.learning.privacy import Privacy
 
 CONFIG = {"worker": False}
 MADE: dict[str, Experiment] = {}
@@ -60,3 +61,14 @@ def test_simulator_equals_wire_to_the_last_bit(name: str, tmp_path: Path) -> Non
     ).read_bytes()
     if name == "fedac":
         assert len({line["client"] for line in ours}) < len(ours), "somebody trains twice, so its c_i counts"
+
+
+def test_private_noise_is_the_clients_secret_and_nothing_else_is_sent(tmp_path: Path) -> None:
+    """The server knows every seed it hands out, so the same run twice must not give the same noise."""
+    experiment = replace(small("fedbuff"), num_versions=2, privacy=Privacy(clip_norm=1.0, noise_multiplier=0.1))
+    first, second = (over_the_loop(experiment, tmp_path / name) for name in ("a", "b"))
+    assert first.model_sha256 != second.model_sha256
+    assert first.privacy["largest_epsilon"] > 0
+    done = [line for line in read_record(tmp_path / "a") if line.get("status") == "accepted"]
+    assert done
+    assert all("train_loss" not in line for line in done)

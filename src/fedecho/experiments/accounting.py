@@ -36,17 +36,16 @@ def epsilon(noise_multiplier: float, num_reports: int, delta: float) -> float:
     return float(accountant.get_epsilon(delta))
 
 
-def reports(lines: Iterable[Mapping[str, Any]]) -> Counter[int]:
-    """How often each client sent an update. What was refused has been seen all the same."""
-    sent = ("accepted", "rejected")
+def reports(lines: Iterable[Mapping[str, Any]], *, lost_too: bool = False) -> Counter[int]:
+    """How often each client sent an update. What was refused has been seen all the same; over a network, what was lost may have."""
+    sent = ("accepted", "rejected", "lost") if lost_too else ("accepted", "rejected")
     return Counter(line["client"] for line in lines if line.get("status") in sent and line.get("dispatch", -1) >= 0)
 
 
-def spent(privacy: Privacy, lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def spent(privacy: Privacy, lines: Iterable[Mapping[str, Any]], *, lost_too: bool = False) -> dict[str, Any]:
     """Each client's epsilon, and the largest."""
-    by_client = {
-        client: epsilon(privacy.noise_multiplier, count, privacy.delta) for client, count in sorted(reports(lines).items())
-    }
+    counts = sorted(reports(lines, lost_too=lost_too).items())
+    by_client = {client: epsilon(privacy.noise_multiplier, count, privacy.delta) for client, count in counts}
     return {
         "delta": privacy.delta,
         "largest_epsilon": max(by_client.values(), default=0.0),

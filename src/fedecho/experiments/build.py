@@ -118,8 +118,8 @@ def assembled(
         return
     network = bound_network(experiment.task, experiment.seed)
     runtimes = _runtimes(experiment)
-    student = _student_of(experiment, lambda: student_for(network, experiment.task, distiller_of(experiment)))
-    server = _server(experiment, network, student)
+    student = student_of(experiment, lambda: student_for(network, experiment.task, distiller_of(experiment)))
+    server = server_of(experiment, network, student)
     runner = _executor(experiment, execution, network, runtimes)
     try:
         sent = sent_by(experiment, network.layout, network.weights.params.device)
@@ -144,7 +144,7 @@ def _on_gpu(experiment: Experiment, execution: Execution, say: Callable[[str], N
         if parts.eager:
             say(f"training is not captured but eager: {parts.eager}")
         runtimes = _runtimes(experiment)
-        server = _server(experiment, parts.network, _student_of(experiment, parts.student))
+        server = server_of(experiment, parts.network, student_of(experiment, parts.student))
         runner = parts.executor(execution.num_workers, _wanted(experiment, runtimes))
         try:
             sent = sent_by(experiment, parts.network.layout, device)
@@ -165,11 +165,11 @@ def distiller_of(experiment: Experiment) -> Distiller | None:
     return getattr(experiment.algorithm, "distiller", None)
 
 
-def _student_of(experiment: Experiment, make: Callable[[], Student]) -> Student | None:
+def student_of(experiment: Experiment, make: Callable[[], Student]) -> Student | None:
     return make() if hasattr(experiment.algorithm, "attached") else None
 
 
-def _server(experiment: Experiment, network: BoundNetwork, student: Student | None) -> Server[Any]:
+def server_of(experiment: Experiment, network: BoundNetwork, student: Student | None) -> Server[Any]:
     algorithm: Any = experiment.algorithm
     if student is not None:
         algorithm = algorithm.attached(student)

@@ -19,12 +19,14 @@ from fedecho.core.drive import Moment
 from fedecho.core.layout import Layout
 from fedecho.core.server import Server
 from fedecho.core.types import Lost
+from fedecho.experiments.accounting import spent
 from fedecho.experiments.config import ConfigError, differences, fingerprint
 from fedecho.experiments.identity import is_finished, model_digest
 from fedecho.experiments.record import RECORD, Line, Record, arrivals_digest, read_header
 from fedecho.experiments.run import MODEL
 from fedecho.experiments.summary import Summary, accuracies, staleness
 from fedecho.flower.transport import GridTransport
+from fedecho.learning.privacy import Privacy
 from fedecho.version import __version__
 
 IN_FLIGHT = "in flight when the server stopped"
@@ -42,6 +44,7 @@ class Identity:
     num_versions: int
     config: Line | None = None
     header: Line = field(default_factory=dict)
+    privacy: Privacy = field(default_factory=Privacy)
 
 
 class _Nodes:
@@ -146,6 +149,7 @@ class Journal:
             bank_bytes=0 if bank is None else bank.num_bytes,
             model_sha256=model_digest(server.model.weights),
             arrivals_sha256=arrivals_digest(iter(lines)),
+            privacy=spent(self.identity.privacy, lines, lost_too=True) if self.identity.privacy.on else None,
             **_accuracies(lines),
             **staleness(lines),
         )

@@ -11,10 +11,10 @@ from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 
 from fedecho.core.drive import Moment
-from fedecho.core.server import Server
 from fedecho.core.types import GlobalModel
-from fedecho.distill.student import Student
-from fedecho.experiments.build import bound_network
+from fedecho.distill.token_student import student_for
+from fedecho.experiments.accounting import check_accountant
+from fedecho.experiments.build import bound_network, distiller_of, server_of, student_of
 from fedecho.experiments.experiment import Experiment
 from fedecho.experiments.identity import config_of, name_of
 from fedecho.experiments.state import RunState
@@ -57,17 +57,10 @@ def run_experiment(
 ) -> Summary:
     """The experiment with its clients on a grid; ``runtimes`` and ``faults`` are the simulator's and play no part."""
     network = bound_network(experiment.task, experiment.seed)
-    algorithm: Any = experiment.algorithm
-    if hasattr(algorithm, "attached"):
-        algorithm = algorithm.attached(Student(network, experiment.task.logits, experiment.task.num_unlabeled))
-    server: Server[Any] = Server(
-        algorithm=algorithm,
-        model=GlobalModel(0, network.layout.pack(network.module)),
-        num_clients=experiment.task.num_clients,
-        concurrency=experiment.concurrency,
-        seed=experiment.seed,
-        admission=experiment.admission,
-    )
+    student = student_of(experiment, lambda: student_for(network, experiment.task, distiller_of(experiment)))
+    server = server_of(experiment, network, student)
+    if experiment.privacy.on:
+        check_accountant()
     transport = GridTransport(
         grid=grid, codec=Codec(network.layout), num_clients=server.num_clients, waiting=waiting, say=say, **options
     )
@@ -112,6 +105,7 @@ def _identity(experiment: Experiment) -> Identity:
         num_versions=experiment.num_versions,
         config=config_of(experiment),
         header={"num_unlabeled": task.num_unlabeled},
+        privacy=experiment.privacy,
     )
 
 
