@@ -4,9 +4,11 @@ import warnings
 from dataclasses import replace
 from math import exp, sqrt
 
+import dp_accounting
 import numpy as np
 import pytest
 import torch
+from dp_accounting.pld import PLDAccountant
 from scipy.optimize import brentq
 from scipy.stats import norm
 from torch import nn
@@ -104,6 +106,18 @@ def test_epsilon_is_that_of_a_second_library_to_one_per_cent(sigma: float, count
         other.history = [(sigma, 1.0, count)]
         theirs = other.get_epsilon(1e-5, eps_error=0.005)
     assert epsilon(sigma, count, 1e-5) == pytest.approx(theirs, rel=0.01)
+
+
+@pytest.mark.parametrize(("sigma", "count"), SEQUENCES)
+def test_epsilon_is_that_of_the_librarys_own_accountant(sigma: float, count: int) -> None:
+    accountant = PLDAccountant()
+    accountant.compose(dp_accounting.GaussianDpEvent(sigma), count)
+    assert epsilon(sigma, count, 1e-5) == pytest.approx(accountant.get_epsilon(1e-5), rel=0.01)
+
+
+@pytest.mark.parametrize("sigma", [1e-3, 0.03, 100.0])
+def test_next_to_no_noise_and_a_lot_of_it_are_answered_at_once(sigma: float) -> None:
+    assert 0 <= epsilon(sigma, 50, 1e-5) < 1e9
 
 
 def test_who_sent_nothing_has_lost_nothing() -> None:
