@@ -65,7 +65,7 @@ def mutate(parts: Parts, rng: random.Random) -> str:
             "flat": lambda: arrays.update({name: Array(array.numpy().reshape(-1))}),
         }
     chosen = rng.choice(list(kinds))
-    with suppress(ValueError, TypeError, KeyError, IndexError, MemoryError):  # an earlier mutation has left nothing to change
+    with suppress(Exception):  # an earlier mutation has left nothing that numpy could read
         kinds[chosen]()
     return chosen
 
