@@ -10,8 +10,10 @@ import pytest
 import torch
 from tiny_text import save_language_model, tokenizer, write_world
 from torch.nn.functional import cross_entropy
+from transformers import GenerationConfig
 
 from fedecho.core.layout import Layout
+from fedecho.models.pretrained import _in_float32, library, stop_tokens
 from fedecho.tasks import MathInstructTask
 from fedecho.tasks.chat import Chat
 from fedecho.tasks.gsm8k import final_number, greedy_answers, standard_error
@@ -90,6 +92,28 @@ def test_greedy_answers_are_those_of_single_unpadded_prompts(task: MathInstructT
         expected.append(made.decode(ids[len(prompt) :], skip_special_tokens=True))
     assert greedy_answers(module, made, prompts, 6, 2, "cpu") == expected
     assert len(set(expected)) > 1
+    module.generation_config = GenerationConfig(
+        do_sample=True, repetition_penalty=1.3, num_beams=3, no_repeat_ngram_size=1, eos_token_id=[2]
+    )
+    assert greedy_answers(module, made, prompts, 6, 2, "cpu") == expected, "what the model says of generation is not greedy"
+
+
+def test_the_models_own_ends_are_kept_and_nothing_else_of_its_generation(task: MathInstructTask, tmp_path: Path) -> None:
+    folder = save_language_model(tmp_path / "chatty")
+    GenerationConfig(eos_token_id=[2, 7], min_length=9, repetition_penalty=1.3, do_sample=True).save_pretrained(folder)
+    module = replace(task, model=str(folder)).network(0)
+    assert module.generation_config.to_diff_dict().keys() <= {"eos_token_id", "transformers_version", "_from_model_config"}
+    assert stop_tokens(module) == [2, 7]
+    taken = {}
+    module.generate = lambda **options: taken.update(options) or options["input_ids"]
+    greedy_answers(module, tokenizer(), [[5, 6]], 6, 2, "cpu")
+    assert taken["eos_token_id"] == [2, 7]
+
+
+@pytest.mark.parametrize(("version", "option"), [("5.22.2", "dtype"), ("4.57.1", "torch_dtype")])
+def test_older_libraries_are_asked_in_their_own_words(version: str, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library("transformers"), "__version__", version)
+    assert _in_float32() == {option: torch.float32}
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 import torch
 from tiny_text import save_classifier, tokenizer, write_world
 from torch.nn.functional import cross_entropy
+from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
 from fedecho.data.partition import IidPartitioner
 from fedecho.tasks import TASKS, MrpcTask
@@ -34,7 +35,7 @@ def test_every_pair_is_in_exactly_one_client(task: MrpcTask) -> None:
 def test_padding_takes_no_part_and_the_loss_is_that_of_single_pairs(task: MrpcTask) -> None:
     module, rows = task.network(0).eval(), torch.tensor([3, 0, 2])
     together = task.loss(module, task.batch(1, rows, torch.Generator()))
-    made, single = tokenizer(), []
+    made, single = tokenizer(pair=True), []
     for row in task._parts[1][rows].tolist():
         pair = task._train_pairs[row]
         inputs = made(pair.first, pair.second, return_tensors="pt")
@@ -42,6 +43,20 @@ def test_padding_takes_no_part_and_the_loss_is_that_of_single_pairs(task: MrpcTa
     assert float(together.detach()) == pytest.approx(np.mean(single), rel=1e-5)
     apart = torch.cat([task.logits(module, torch.tensor([row])) for row in range(6)])
     assert torch.allclose(task.logits(module, torch.arange(6)), apart, atol=1e-6)
+
+
+def test_which_sentence_a_token_is_of_reaches_the_models_that_take_it(task: MrpcTask, tmp_path: Path) -> None:
+    inputs = task.batch(0, torch.arange(3), torch.Generator())[0]
+    assert int(task._train_tokens.types.flat.max()) == 1
+    assert int(inputs["token_type_ids"].max()) == 1
+    folder = save_classifier(tmp_path / "untyped")
+    tokenizer().save_pretrained(folder)
+    assert replace(task, model=str(folder))._train_tokens.types is None, "the tokenizer's types are not meant for the model"
+    config = DistilBertConfig(vocab_size=330, dim=16, n_layers=1, n_heads=2, hidden_dim=32, max_position_embeddings=80)
+    DistilBertForSequenceClassification(config).save_pretrained(tmp_path / "distil")
+    tokenizer(pair=True).save_pretrained(tmp_path / "distil")
+    distil = replace(task, model=str(tmp_path / "distil"))
+    assert distil.logits(distil.network(0).eval(), torch.arange(2)).shape == (2, 2), "a model that takes no types gets none"
 
 
 def test_the_unlabeled_set_is_some_or_all_of_the_test_pairs(task: MrpcTask) -> None:

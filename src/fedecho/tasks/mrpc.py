@@ -14,7 +14,7 @@ from fedecho.core.rng import numpy_rng
 from fedecho.data.pairs import Pair, read_pairs
 from fedecho.data.partition import DirichletPartitioner, Partitioner
 from fedecho.data.ragged import Ragged
-from fedecho.models.pretrained import classifier, load_tokenizer, longest, model_folder
+from fedecho.models.pretrained import TYPES, classifier, load_tokenizer, longest, model_folder, wants_types
 from fedecho.tasks.classification import seeded
 from fedecho.tasks.text import computing, file_of, model_place, refuse_longer, room_for, stand_in
 
@@ -169,7 +169,7 @@ class MrpcTask:
         cut = {} if self.max_length is None else {"truncation": True, "max_length": room}
         found = self._tokenizer([pair.first for pair in pairs], [pair.second for pair in pairs], verbose=False, **cut)
         refuse_longer([len(ids) for ids in found["input_ids"]], pairs, room)
-        types = found.get("token_type_ids")
+        types = found.get(TYPES) if wants_types(self._folder, self._tokenizer) else None
         return Tokens(
             Ragged.of(found["input_ids"], self.device),
             None if types is None else Ragged.of(types, self.device),
@@ -188,7 +188,7 @@ class Tokens:
     def padded(self, rows: Tensor) -> Inputs:
         ids, mask = self.ids.padded(rows, self.fill)
         inputs = {"input_ids": ids, "attention_mask": mask}
-        return inputs if self.types is None else inputs | {"token_type_ids": self.types.padded(rows, 0)[0]}
+        return inputs if self.types is None else inputs | {TYPES: self.types.padded(rows, 0)[0]}
 
 
 def f1_score(guesses: Tensor, labels: Tensor, num_labels: int) -> float:
