@@ -16,7 +16,10 @@ from fedecho.core.capture import Precision
 from fedecho.core.types import Dispatch
 from fedecho.distill.token_student import student_for
 from fedecho.experiments.build import bound_network
+from fedecho.experiments.config import differences, to_config
 from fedecho.experiments.gpu import GpuParts
+from fedecho.experiments.paper import Cell
+from fedecho.experiments.paper_text import ECHO, TABLES
 from fedecho.experiments.record import read_header
 from fedecho.experiments.run import Result
 from fedecho.learning.trainer import Trainer
@@ -144,6 +147,25 @@ def test_tables_name_every_stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert kept["evaluations"][0]["accuracy"] == kept["summary"]["last10_accuracy"]
     text = CliRunner().invoke(app, ["table", "gsm8k", "--only", "smollm2-135m-5", *words, "--show"]).stdout
     assert "prompt: " in text
+
+
+def test_what_is_kept_of_every_client_is_in_main_memory_for_a_language_model() -> None:
+    for recipe, place in (("mrpc", "device"), ("mathinstruct", "cpu")):
+        assert load(recipe, algorithm="ca2fl").algorithm.memory == place
+        assert load(recipe, algorithm="fedac").client_memory == place
+
+
+def test_control_rows_tell_fedecho_from_its_settings() -> None:
+    changed = {}
+    for name in ("mrpc", "gsm8k"):
+        table = TABLES[name]
+        rows = [row for row in table.rows if row.control and row.algorithm == "fedecho"]
+        plain = to_config(Cell(name, ECHO, table.columns[-1], 0, table.recipe).experiment())
+        for row in rows:
+            found = to_config(Cell(name, row, table.columns[-1], 0, table.recipe).experiment())
+            changed[row.label.rpartition(", ")[2]] = differences(found, plain)
+    assert [len(found) for found in changed.values()] == [1, 1, 1], "one setting each"
+    assert list(changed) == ["U all test pairs", "distillation batch 8", "distill_lr 2e-5"]
 
 
 def test_importing_fedecho_imports_no_text_library() -> None:
