@@ -9,11 +9,21 @@ import pytest
 import torch
 from tiny_text import save_classifier, tokenizer, write_world
 from torch.nn.functional import cross_entropy
-from transformers import DistilBertConfig, DistilBertForSequenceClassification
+from transformers import (
+    AutoModel,
+    BertConfig,
+    DistilBertConfig,
+    DistilBertForSequenceClassification,
+    MPNetConfig,
+    RobertaConfig,
+    XLMRobertaConfig,
+)
 
+from fedecho.data.pairs import Pair
 from fedecho.data.partition import IidPartitioner
+from fedecho.models.pretrained import longest
 from fedecho.tasks import TASKS, MrpcTask
-from fedecho.tasks.mrpc import f1_score
+from fedecho.tasks.mrpc import f1_score, num_classes
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +118,19 @@ def test_a_users_own_pairs(task: MrpcTask, tmp_path: Path) -> None:
         replace(task, dev=mine).evaluate(task.network(0).eval())
 
 
+@pytest.mark.parametrize(
+    ("labels", "num", "line"),
+    [([0, 0], 2, 0), ([1, 1], 2, 0), ([1, 0], 2, 0), ([2, 0, 1], 3, 0), ([1, 2, 2], 0, 2), ([0, 5, 9], 0, 2), ([0, 2], 0, 2)],
+)
+def test_labels_must_run_from_0_without_a_gap(labels: list[int], num: int, line: int) -> None:
+    found = [Pair("a", "b", label, Path("mine.tsv"), row) for row, label in enumerate(labels, start=1)]
+    if num:
+        assert num_classes(found) == num
+        return
+    with pytest.raises(ValueError, match=rf"mine\.tsv, line {line}: label \d, but no pair has label \d"):
+        num_classes(found)
+
+
 def test_texts_that_are_too_long(task: MrpcTask, world: Path, tmp_path: Path) -> None:
     save_classifier(tmp_path / "short", room=16)
     short = replace(task, model=str(tmp_path / "short"))
@@ -117,6 +140,20 @@ def test_texts_that_are_too_long(task: MrpcTask, world: Path, tmp_path: Path) ->
     assert cut.batch(0, torch.arange(4), torch.Generator())[0]["input_ids"].shape[1] <= 12
     with pytest.raises(ValueError, match=r"max_length must be at most the model's limit of 16 tokens, got 17"):
         replace(short, max_length=17).batch(0, torch.arange(1), torch.Generator())
+
+
+@pytest.mark.parametrize("kind", [RobertaConfig, MPNetConfig, XLMRobertaConfig, BertConfig])
+def test_models_whose_positions_begin_behind_the_padding_take_fewer_tokens(kind: type, tmp_path: Path) -> None:
+    """The longest text that is let in goes through the model, and one token more does not."""
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    config = kind(vocab_size=330, max_position_embeddings=20, pad_token_id=1, **small)
+    config.save_pretrained(tmp_path)
+    model = AutoModel.from_config(config).eval()
+    limit = longest(tmp_path, tokenizer())
+    assert limit == (20 if kind is BertConfig else 18)
+    model(input_ids=torch.full((1, limit), 5))
+    with pytest.raises((IndexError, RuntimeError)):
+        model(input_ids=torch.full((1, limit + 1), 5))
 
 
 def test_what_stands_beside_the_numbers(task: MrpcTask) -> None:

@@ -13,6 +13,8 @@ from torch import nn
 FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 CONFIG = "config.json"
 TYPES = "token_type_ids"
+OFFSET = ("roberta", "xlm-roberta", "camembert", "mpnet", "longformer")
+"""Models that number positions from the padding token's number plus one on, and so take that many tokens fewer."""
 
 
 def library(name: str) -> Any:
@@ -64,7 +66,7 @@ def load_tokenizer(folder: Path, pad_token: str | None = None) -> Any:
     with quiet(), _loading(folder, "its tokenizer"):
         tokenizer = library("transformers").AutoTokenizer.from_pretrained(folder, local_files_only=True)
     if pad_token is not None:
-        if tokenizer.convert_tokens_to_ids(pad_token) in (None, tokenizer.unk_token_id):
+        if pad_token not in tokenizer.get_vocab():  # the unknown token itself may pad: GPT-2 has one token for everything
             raise ValueError(f"task.pad_token {pad_token!r} is not in the vocabulary of {folder}")
         tokenizer.pad_token = pad_token
     if tokenizer.pad_token_id is None:
@@ -77,7 +79,8 @@ def longest(folder: Path, tokenizer: Any) -> int:
     """How many tokens the model can take."""
     config = _config(folder)
     limits = [getattr(config, name, None) for name in ("max_position_embeddings", "n_positions")]
-    return min(int(limit) for limit in (*limits, tokenizer.model_max_length) if limit)
+    taken = config.pad_token_id + 1 if config.model_type in OFFSET else 0
+    return min(int(tokenizer.model_max_length), *(int(limit) - taken for limit in limits if limit))
 
 
 def _config(folder: Path) -> Any:

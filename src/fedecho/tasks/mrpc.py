@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedecho.core.rng import numpy_rng
+from fedecho.data.lines import BadLine
 from fedecho.data.pairs import Pair, read_pairs
 from fedecho.data.partition import DirichletPartitioner, Partitioner
 from fedecho.data.ragged import Ragged
@@ -124,7 +125,7 @@ class MrpcTask:
 
     @cached_property
     def _num_labels(self) -> int:
-        return max(2, 1 + max(pair.label or 0 for pair in self._train_pairs))
+        return num_classes(self._train_pairs)
 
     @cached_property
     def _unlabeled_pairs(self) -> list[Pair]:
@@ -189,6 +190,21 @@ class Tokens:
         ids, mask = self.ids.padded(rows, self.fill)
         inputs = {"input_ids": ids, "attention_mask": mask}
         return inputs if self.types is None else inputs | {TYPES: self.types.padded(rows, 0)[0]}
+
+
+def num_classes(pairs: Sequence[Pair]) -> int:
+    """Two, or as many as there are labels 0 to n - 1; a label above a gap would have a head with classes that nothing is of."""
+    labels = {pair.label or 0 for pair in pairs}
+    complete = next(number for number in range(len(labels) + 1) if number not in labels)
+    known = max(2, complete)
+    for pair in pairs:
+        if (pair.label or 0) >= known:
+            raise BadLine(
+                pair.path,
+                pair.line,
+                f"label {pair.label}, but no pair has label {complete}: number the classes 0, 1, ... in full",
+            )
+    return known
 
 
 def f1_score(guesses: Tensor, labels: Tensor, num_labels: int) -> float:
