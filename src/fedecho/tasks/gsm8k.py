@@ -12,7 +12,8 @@ from torch import nn
 from fedecho.data.ragged import Ragged
 from fedecho.models.pretrained import stop_tokens
 
-NUMBER = re.compile(r"-?\$?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
+NUMBER = re.compile(r"(?:(?<!\w)-)?\$?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
+"""A sign is no sign behind a letter or a digit: "10-12" ends with 12."""
 MARK = "####"
 
 

@@ -19,7 +19,7 @@ from fedecho.models.pretrained import language_model, load_tokenizer, longest, m
 from fedecho.tasks.chat import PROMPT, Chat
 from fedecho.tasks.classification import seeded
 from fedecho.tasks.gsm8k import final_number, greedy_answers, standard_error
-from fedecho.tasks.text import computing, file_of, model_place, refuse_longer, room_for, stand_in
+from fedecho.tasks.text import computing, file_of, has_lower, model_place, refuse_longer, room_for, stand_in
 
 PAPER_MODEL = "Qwen/Qwen2.5-1.5B-Instruct"
 FILES = {
@@ -147,7 +147,7 @@ class MathInstructTask:
         if self.lora_rank is None:
             return model
         adapted = with_lora(model, self.lora_rank, self.lora_alpha or 2.0 * self.lora_rank, self.lora_targets)
-        if self.compute != torch.float32:
+        if has_lower(self.device, self.compute):
             for param in adapted.parameters():  # what never changes need not be cast at every step
                 param.data = param.data if param.requires_grad else param.data.to(self.compute)
         return adapted
