@@ -21,8 +21,10 @@ from fedecho.experiments.gpu import GpuParts
 from fedecho.experiments.paper import Cell
 from fedecho.experiments.paper_text import ECHO, TABLES
 from fedecho.experiments.record import read_header
+from fedecho.experiments.results import path_of
 from fedecho.experiments.run import Result
 from fedecho.learning.trainer import Trainer
+from fedecho.report.paper_tables import figure_of
 from fedecho.simulation.executors.executor import Job
 
 KINDS = {
@@ -86,7 +88,7 @@ def test_a_run_stopped_in_the_middle_of_a_buffer_goes_on_to_the_same_bytes(kind:
 
 
 def test_one_and_two_workers_give_the_bytes_of_serial() -> None:
-    for kind in ("mrpc", "lora"):
+    for kind in KINDS:
         wanted = digests(simulate(experiment(kind, versions=2)))
         for workers in (1, 2):
             assert digests(simulate(experiment(kind, versions=2), executor="pool", workers=workers)) == wanted
@@ -147,6 +149,17 @@ def test_tables_name_every_stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert kept["evaluations"][0]["accuracy"] == kept["summary"]["last10_accuracy"]
     text = CliRunner().invoke(app, ["table", "gsm8k", "--only", "smollm2-135m-5", *words, "--show"]).stdout
     assert "prompt: " in text
+
+
+def test_scores_are_of_the_evaluations_that_accuracy_is_of(tmp_path: Path) -> None:
+    table, lines = TABLES["mrpc"], [{"accuracy": 0.5, "f1": row / 100} for row in range(12)]
+    cell = Cell("mrpc", ECHO, table.columns[1], 0, "mrpc")
+    kept = {"cell": "", "evaluations": lines, "config": {}, "execution": {}, "software": {}, "unlabeled": "", "commit": ""}
+    kept |= {"summary": {"last10_accuracy": 0.5, "scores": {"accuracy": 0.5, "f1": 0.11}}, "notes": {}}
+    path_of(tmp_path, cell).parent.mkdir()
+    for evaluations, shown in ((lines, "6.50"), ([{"accuracy": 0.5}, *lines[-2:]], "11.00 (last)")):
+        path_of(tmp_path, cell).write_text(json.dumps(kept | {"evaluations": evaluations}))
+        assert figure_of(table, ECHO, table.columns[1], tmp_path, (0, 1)).scores == (shown,)
 
 
 def test_what_is_kept_of_every_client_is_in_main_memory_for_a_language_model() -> None:

@@ -54,10 +54,12 @@ def _said(mean: float, deviation: float | None) -> str:
 
 
 def _mean_score(found: list[CellResult], name: str) -> str:
-    """The mean over seeds of a score of the last evaluation; shares in %, losses as they are."""
-    values = [result.summary["scores"][name] for result in found if name in result.summary.get("scores", {})]
+    """The mean over seeds, each of the same evaluations as its accuracy; shares in %, losses as they are."""
+    scores = [result.score(name) for result in found]
+    known = [score for score in scores if score is not None]
     scale = 1 if "loss" in name else 100
-    return f"{scale * fmean(values):.2f}" if values else ""
+    last = " (last)" if any(score.only_last for score in known) else ""
+    return f"{scale * fmean(score.value for score in known):.2f}{last}" if known else ""
 
 
 def finished(table: PaperTable, row: Row, column: Column, results: Path, seeds: tuple[int, ...]) -> list[CellResult]:
@@ -116,6 +118,6 @@ def notes_of(table: PaperTable, results: Path, seeds: tuple[int, ...]) -> list[s
     for key in ("trained", "judged on", "prompt"):
         notes += sorted({f"{key}: {result.notes[key]!r}" for result in found if key in result.notes})
     return [
-        "accuracy in %, mean of a run's last ten evaluations, mean ± deviation over seeds; an empty cell has not run",
+        "accuracy in %, mean of a run's last ten evaluations, as all beside it; mean ± deviation over seeds; an empty cell has not run",
         *notes,
     ]
