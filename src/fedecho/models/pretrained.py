@@ -3,6 +3,8 @@
 import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from hashlib import file_digest, sha256
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -59,6 +61,22 @@ def _from_hub(name: str) -> Path:
             f"there is no model folder {name}, and the hub did not give it ({reason[:120]}): check the name and the network "
             "(HF_HUB_OFFLINE=1 uses only what is cached), or set task.model to the folder of a saved copy"
         ) from None
+
+
+def files_of(folder: Path) -> str:
+    """Which weights these are: the commit at the hub, or the SHA-256 of the configuration and the weights in a folder."""
+    if folder.parent.name == "snapshots":  # the hub's cache names its folders by commit
+        return f"hub commit {folder.name}"
+    parts = [folder / CONFIG, *sorted(folder.glob("*.safetensors"))]
+    whole = sha256("".join(f"{path.name} {_digest(path, path.stat().st_mtime_ns)}\n" for path in parts).encode())
+    return f"sha256 {whole.hexdigest()}"
+
+
+@cache
+def _digest(path: Path, changed_ns: int) -> str:
+    """Once for each state of a file: weights are gigabytes."""
+    with path.open("rb") as file:
+        return file_digest(file, "sha256").hexdigest()
 
 
 def load_tokenizer(folder: Path, pad_token: str | None = None) -> Any:

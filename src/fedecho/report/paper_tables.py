@@ -118,6 +118,6 @@ def notes_of(table: PaperTable, results: Path, seeds: tuple[int, ...]) -> list[s
     for key in ("trained", "judged on", "prompt"):
         notes += sorted({f"{key}: {result.notes[key]!r}" for result in found if key in result.notes})
     return [
-        "accuracy in %, mean of a run's last ten evaluations, as all beside it; mean ± deviation over seeds; an empty cell has not run",
+        "accuracy in %, mean of a run's last ten evaluations (scores too), mean ± deviation over seeds; an empty cell has not run",
         *notes,
     ]

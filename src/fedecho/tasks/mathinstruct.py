@@ -15,7 +15,7 @@ from fedecho.data.instructions import Worked, read_instructions
 from fedecho.data.lines import BadLine
 from fedecho.data.partition import DirichletPartitioner, Partitioner
 from fedecho.data.spans import SpanBatch, Spans
-from fedecho.models.pretrained import language_model, load_tokenizer, longest, model_folder, with_lora
+from fedecho.models.pretrained import files_of, language_model, load_tokenizer, longest, model_folder, with_lora
 from fedecho.tasks.chat import PROMPT, Chat
 from fedecho.tasks.classification import seeded
 from fedecho.tasks.gsm8k import final_number, greedy_answers, standard_error
@@ -126,6 +126,11 @@ class MathInstructTask:
     def provenance(self) -> str:
         """What U is."""
         return f"{self.num_unlabeled} questions held out of {self.train}, {self.unlabeled_part} tokens"
+
+    @property
+    def model_files(self) -> str:
+        """Which weights training began with, as the record says it and a resumed run must find them again."""
+        return files_of(self._folder)
 
     @property
     def notes(self) -> dict[str, str]:

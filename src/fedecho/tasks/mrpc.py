@@ -15,7 +15,7 @@ from fedecho.data.lines import BadLine
 from fedecho.data.pairs import Pair, read_pairs
 from fedecho.data.partition import DirichletPartitioner, Partitioner
 from fedecho.data.ragged import Ragged
-from fedecho.models.pretrained import TYPES, classifier, load_tokenizer, longest, model_folder, wants_types
+from fedecho.models.pretrained import TYPES, classifier, files_of, load_tokenizer, longest, model_folder, wants_types
 from fedecho.tasks.classification import seeded
 from fedecho.tasks.text import computing, file_of, model_place, refuse_longer, room_for, stand_in
 
@@ -99,6 +99,11 @@ class MrpcTask:
     def provenance(self) -> str:
         """What U is."""
         return f"{self.num_unlabeled} pairs of {self.unlabeled}, labels not read"
+
+    @property
+    def model_files(self) -> str:
+        """Which weights training began with, as the record says it and a resumed run must find them again."""
+        return files_of(self._folder)
 
     @property
     def notes(self) -> dict[str, str]:
