@@ -178,7 +178,10 @@ def test_tables_name_every_stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     lines = {line.split(",")[0]: line for line in shown.splitlines()}
     for row, paper in (("before training", "42.38"), ("FedBuff", "52.08")):
         assert f",1,{paper},tiny-llama in place of Qwen2.5-1.5B-Instruct; gsm8k-train in place of MathInstruct" in lines[row]
+        assert "; LoRA of rank 2 on q_proj and v_proj in place of the whole model" in lines[row]
+    assert "; 2 versions in place of 5; client_lr 0.0002 in place of 3e-05" in lines["FedBuff"]
     assert "s.e.,loss,seeds,paper,ran on" in shown
+    assert not any(column == "SmolLM2-135M, 60 versions" for _, column in TABLES["gsm8k"].values), "the paper ran five"
     kept = json.loads((tmp_path / "mine" / "gsm8k" / "before-training-smollm2-135m-5-versions-seed0.json").read_text())
     assert kept["summary"]["num_versions"] == 0
     assert kept["evaluations"][0]["accuracy"] == kept["summary"]["last10_accuracy"]
@@ -190,6 +193,7 @@ def test_scores_are_of_the_evaluations_that_accuracy_is_of(tmp_path: Path) -> No
     table, lines = TABLES["mrpc"], [{"accuracy": 0.5, "f1": row / 100} for row in range(12)]
     cell = Cell("mrpc", ECHO, table.columns[1], 0, "mrpc")
     kept = {"cell": "", "evaluations": lines, "config": {}, "execution": {}, "software": {}, "unlabeled": "", "commit": ""}
+    kept["config"] = {"num_versions": 200, "local": {"client_lr": 3e-5}}
     kept |= {"summary": {"last10_accuracy": 0.5, "scores": {"accuracy": 0.5, "f1": 0.11}}, "notes": {}}
     path_of(tmp_path, cell).parent.mkdir()
     for evaluations, shown in ((lines, "6.50"), ([{"accuracy": 0.5}, *lines[-2:]], "11.00 (last)")):

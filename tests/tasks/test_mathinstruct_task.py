@@ -210,6 +210,14 @@ def test_what_stands_beside_the_numbers(task: MathInstructTask) -> None:
     assert task.notes["prompt"] == task.prompt
     assert replace(task, lora_rank=3).notes["trained"] == "LoRA of rank 3 on all-linear"
     assert "stand_in" not in MathInstructTask().notes
+    own = (
+        MathInstructTask(test="mine.jsonl", num_test=9, lora_rank=4, lora_targets="q_proj,v_proj").notes["stand_in"].split("; ")
+    )
+    assert own == [
+        "mine.jsonl in place of GSM8K's test",
+        "LoRA of rank 4 on q_proj and v_proj in place of the whole model",
+        "the first 9 questions in place of all",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -160,6 +160,8 @@ def test_what_stands_beside_the_numbers(task: MrpcTask) -> None:
     assert task.notes["stand_in"] == "tiny-bert in place of bert-base-uncased"
     assert "stand_in" not in MrpcTask().notes
     assert "stand_in" not in MrpcTask(model="/weights/bert-base-uncased").notes
+    own = MrpcTask(train="a.tsv", dev="b.tsv", unlabeled="c.tsv").notes["stand_in"]
+    assert own == "a.tsv in place of mrpc-train; b.tsv in place of mrpc-dev; c.tsv in place of mrpc-test"
     assert task.provenance == "6 pairs of mrpc-test, labels not read"
     assert TASKS["mrpc"] is MrpcTask
 

@@ -4,7 +4,7 @@ from fedecho.experiments.paper import PLAIN, Column, PaperTable, Row, values_of
 
 ECHO = Row("FedEcho", "fedecho")
 SMALL_LR = ("local.client_lr=3e-5", "algorithm.server_lr=3e-5")
-"""The paper's .1 at the server makes adaptive steps of .1 in every weight, and the model collapses to the majority class."""
+"""At the paper's .1 an adaptive step is about .1 in every weight; its FADAS, 68.38 ± 0.00, is the majority class's share."""
 TAMED = (
     Row("FedAC, server_lr 3e-5", "fedac", SMALL_LR, control=True),
     Row("FADAS, server_lr 3e-5", "fadas", SMALL_LR, control=True),
@@ -53,7 +53,8 @@ GSM8K_ROWS = (
     Row("FADAS, server_lr 1e-3", "fadas", LORA_TAMED, control=True),
     *LORA_ECHOES,
 )
-GSM8K_FIGURES = "".join(MRPC.format(figure) for figure in ["42.38", "52.08", "51.70", "52.16", "46.40", "52.62"])
+GSM8K_FIGURES = "".join(f"{figure} {figure}\n" for figure in ["42.38", "52.08", "51.70", "52.16", "46.40", "52.62"])
+"""Of five versions: beside 60 the paper has nothing to say."""
 
 TABLES: dict[str, PaperTable] = {
     "mrpc": PaperTable(
@@ -72,7 +73,7 @@ TABLES: dict[str, PaperTable] = {
         "mathinstruct",
         GSM8K_ROWS,
         GSM8K_COLUMNS,
-        values_of(GSM8K_ROWS, GSM8K_COLUMNS, GSM8K_FIGURES),
+        values_of(GSM8K_ROWS, GSM8K_COLUMNS[:2], GSM8K_FIGURES),
         scores=(("standard_error", "s.e."), ("answer_loss", "loss")),
         names_stand_ins=True,
     ),

@@ -135,17 +135,27 @@ class MathInstructTask:
     @property
     def notes(self) -> dict[str, str]:
         """What stands beside every number."""
-        stand_ins = [stand_in(self.model, PAPER_MODEL)]
-        stand_ins += [] if self.train == "mathinstruct" else [f"{self.train} in place of MathInstruct"]
         told = {
             "model": self.model,
             "trained": "the whole model" if self.lora_rank is None else f"LoRA of rank {self.lora_rank} on {self.lora_targets}",
             "train": self.train,
             "judged on": f"{self.test}, greedy, at most {self.max_new_tokens} new tokens",
             "prompt": self.prompt,
-            "stand_in": "; ".join(text for text in stand_ins if text),
+            "stand_in": "; ".join(self._stand_ins()),
         }
         return {key: text for key, text in told.items() if text}
+
+    def _stand_ins(self) -> list[str]:
+        """All that is not the paper's own, each in its words."""
+        targets = self.lora_targets.replace(",", " and ")
+        told = {
+            stand_in(self.model, PAPER_MODEL): True,
+            f"{self.train} in place of MathInstruct": self.train != "mathinstruct",
+            f"{self.test} in place of GSM8K's test": self.test != "gsm8k-test",
+            f"LoRA of rank {self.lora_rank} on {targets} in place of the whole model": self.lora_rank is not None,
+            f"the first {self.num_test} questions in place of all": self.num_test is not None,
+        }
+        return [text for text, holds in told.items() if text and holds]
 
     def _network(self) -> nn.Module:
         model = language_model(self._folder)

@@ -108,7 +108,13 @@ class MrpcTask:
     @property
     def notes(self) -> dict[str, str]:
         """What stands beside every number."""
-        told = {"model": self.model, "train": self.train, "judged on": self.dev, "stand_in": stand_in(self.model, PAPER_MODEL)}
+        own = {"mrpc-train": self.train, "mrpc-dev": self.dev, "mrpc-test": self.unlabeled}
+        stand_ins = [
+            stand_in(self.model, PAPER_MODEL),
+            *(f"{ours} in place of {name}" for name, ours in own.items() if ours != name),
+        ]
+        told = {"model": self.model, "train": self.train, "judged on": self.dev}
+        told["stand_in"] = "; ".join(text for text in stand_ins if text)
         return {key: text for key, text in told.items() if text}
 
     def _forward(self, module: nn.Module, inputs: Inputs) -> Tensor:
