@@ -66,6 +66,7 @@ def test_which_sentence_a_token_is_of_reaches_the_models_that_take_it(task: Mrpc
     DistilBertForSequenceClassification(config).save_pretrained(tmp_path / "distil")
     tokenizer(pair=True).save_pretrained(tmp_path / "distil")
     distil = replace(task, model=str(tmp_path / "distil"))
+    assert distil._train_tokens.types is None
     assert distil.logits(distil.network(0).eval(), torch.arange(2)).shape == (2, 2), "a model that takes no types gets none"
 
 
