@@ -139,7 +139,7 @@ def language_model(folder: Path) -> nn.Module:
 def stop_tokens(model: Any) -> list[int]:
     """The tokens that the model's own files say end a text; there may be several, or none."""
     ends = model.generation_config.eos_token_id
-    ends = model.config.eos_token_id if ends is None else ends
+    ends = getattr(model.config, "eos_token_id", None) if ends is None else ends
     return [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
 
 
