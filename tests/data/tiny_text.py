@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 WORDS = ["the", "a", "cat", "dog", "bird", "sees", "likes", "hears", "red", "blue", "small", "big", "house", "tree"]
@@ -58,8 +58,8 @@ def write_gsm8k(folder: Path, num_train: int = 50, num_test: int = 6) -> Path:
     return folder
 
 
-def tokenizer(pad_token: str | None = "<pad>", chat: bool = True) -> Any:
-    """Byte-level BPE: every text can be written."""
+def tokenizer(pad_token: str | None = "<pad>", chat: bool = True, pair: bool = False, bos: bool = False) -> Any:
+    """Byte-level BPE: every text can be written. ``pair``: it says which sentence a token is of; ``bos``: it adds <s> itself."""
     raw = Tokenizer(models.BPE())
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     special = ["<pad>", "<s>", "</s>"]
@@ -69,13 +69,21 @@ def tokenizer(pad_token: str | None = "<pad>", chat: bool = True) -> Any:
     corpus = [" ".join(map(str, row)) for row in pairs(50, 9)]
     corpus += [f"{row['question']} {row['answer']}" for row in questions(50, 9)]
     raw.train_from_iterator(corpus, trainer)
-    made = PreTrainedTokenizerFast(tokenizer_object=raw, bos_token="<s>", eos_token="</s>", pad_token=pad_token)
+    if pair or bos:
+        end = " </s>" if pair else ""
+        raw.post_processor = processors.TemplateProcessing(
+            single=f"<s> $A{end}", pair=f"<s> $A{end} $B:1 </s>:1", special_tokens=[("<s>", 1), ("</s>", 2)]
+        )
+    names = ["input_ids", "token_type_ids", "attention_mask"] if pair else ["input_ids", "attention_mask"]
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=raw, bos_token="<s>", eos_token="</s>", pad_token=pad_token, model_input_names=names
+    )
     made.chat_template = TEMPLATE if chat else None
     return made
 
 
 def save_classifier(folder: Path, dropout: float = 0.1, room: int = 80) -> Path:
-    made = tokenizer()
+    made = tokenizer(pair=True)
     config = BertConfig(
         vocab_size=len(made),
         hidden_size=16,

@@ -1,8 +1,11 @@
 """The banks of a language model: exact equals full, in teacher and in gradient; top-k in closed form; a checkpoint goes on."""
 
 import json
+import weakref
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -17,7 +20,7 @@ from fedecho.core.types import Weights
 from fedecho.distill import Distiller
 from fedecho.distill.distiller import Adam
 from fedecho.distill.storage import FullLogits, HiddenStates, TopLogits, storage_for
-from fedecho.distill.token_bank import TokenBank
+from fedecho.distill.token_bank import TokenBank, TokenTeacher
 from fedecho.distill.token_student import TokenStudent, student_for
 from fedecho.tasks import MathInstructTask
 
@@ -144,7 +147,8 @@ def test_a_teacher_is_never_larger_than_its_mini_batch() -> None:
     layer, sizes = head(), []
 
     class Watched(FullLogits):
-        def teacher(self, entries: list[tuple[Tensor, ...]]) -> Tensor:  # type: ignore[override]
+        def teacher(self, entries: Iterable[tuple[Tensor, ...]]) -> Tensor:
+            entries = list(entries)
             sizes.append(max(len(entry[0]) for entry in entries))
             return super().teacher(entries)
 
@@ -153,6 +157,45 @@ def test_a_teacher_is_never_larger_than_its_mini_batch() -> None:
     assert bank.teacher()[torch.tensor([2])].shape == (3, V)
     assert bank.teacher()[torch.tensor([1, 0])].shape == (3, V)
     assert sizes == [3, 3]
+
+
+class CountedRows:
+    """An entry's tensor that counts how many of the rows taken from it and the others are alive at once."""
+
+    device = CPU
+    taken: ClassVar[list[weakref.ref[Tensor]]] = []
+    most: ClassVar[int] = 0
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    def __getitem__(self, at: Tensor) -> Tensor:
+        rows = self.tensor[at]
+        self.taken.append(weakref.ref(rows))
+        CountedRows.most = max(self.most, sum(ref() is not None for ref in self.taken))
+        return rows
+
+
+@pytest.mark.parametrize("average", ["logits", "probabilities"])
+def test_a_full_bank_takes_one_clients_rows_at_a_time(average: str) -> None:
+    storage, layer, rows = FullLogits(V, torch.float16, average=average), head(), torch.tensor([1])
+    bank = TokenBank(storage, Positions(torch.tensor([2, 4])), CPU)
+    for seed in range(5):
+        bank.put(seed, storage.entry(hidden(seed), layer), 0)
+    CountedRows.taken.clear()
+    CountedRows.most = 0
+    counted = TokenTeacher(storage, [(CountedRows(entry[0]),) for entry in bank.entries.values()], bank.positions)
+    expected = torch.stack([entry[0][2:].float() for entry in bank.entries.values()])
+    expected = expected.mean(dim=0) if average == "logits" else expected.softmax(dim=-1).mean(dim=0).log()
+    assert torch.allclose(counted[rows], expected, atol=1e-5)
+    assert (len(CountedRows.taken), CountedRows.most) == (5, 1)
+
+
+def test_a_small_batch_is_inferred_in_small_chunks(task: MathInstructTask) -> None:
+    module = task.network(0)
+    network = Layout.of(module).bind(module)
+    assert [student_for(network, task, Distiller(batch_size=size)).chunk for size in (3, 50)] == [3, 16]
+    assert student_for(network, task, Distiller(batch_size=50), chunk=9).chunk == 9
 
 
 def test_what_is_not_finite_is_refused_and_the_former_word_stays() -> None:

@@ -10,11 +10,14 @@ import pytest
 import torch
 from tiny_text import save_language_model, tokenizer, write_world
 from torch.nn.functional import cross_entropy
+from transformers import GenerationConfig
 
 from fedecho.core.layout import Layout
+from fedecho.models.pretrained import _in_float32, library, stop_tokens
 from fedecho.tasks import MathInstructTask
 from fedecho.tasks.chat import Chat
 from fedecho.tasks.gsm8k import final_number, greedy_answers, standard_error
+from fedecho.tasks.text import has_lower
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +93,28 @@ def test_greedy_answers_are_those_of_single_unpadded_prompts(task: MathInstructT
         expected.append(made.decode(ids[len(prompt) :], skip_special_tokens=True))
     assert greedy_answers(module, made, prompts, 6, 2, "cpu") == expected
     assert len(set(expected)) > 1
+    module.generation_config = GenerationConfig(
+        do_sample=True, repetition_penalty=1.3, num_beams=3, no_repeat_ngram_size=1, eos_token_id=[2]
+    )
+    assert greedy_answers(module, made, prompts, 6, 2, "cpu") == expected, "what the model says of generation is not greedy"
+
+
+def test_the_models_own_ends_are_kept_and_nothing_else_of_its_generation(task: MathInstructTask, tmp_path: Path) -> None:
+    folder = save_language_model(tmp_path / "chatty")
+    GenerationConfig(eos_token_id=[2, 7], min_length=9, repetition_penalty=1.3, do_sample=True).save_pretrained(folder)
+    module = replace(task, model=str(folder)).network(0)
+    assert module.generation_config.to_diff_dict().keys() <= {"eos_token_id", "transformers_version", "_from_model_config"}
+    assert stop_tokens(module) == [2, 7]
+    taken = {}
+    module.generate = lambda **options: taken.update(options) or options["input_ids"]
+    greedy_answers(module, tokenizer(), [[5, 6]], 6, 2, "cpu")
+    assert taken["eos_token_id"] == [2, 7]
+
+
+@pytest.mark.parametrize(("version", "option"), [("5.22.2", "dtype"), ("4.57.1", "torch_dtype")])
+def test_older_libraries_are_asked_in_their_own_words(version: str, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library("transformers"), "__version__", version)
+    assert _in_float32() == {option: torch.float32}
 
 
 @pytest.mark.parametrize(
@@ -102,6 +127,11 @@ def test_greedy_answers_are_those_of_single_unpadded_prompts(task: MathInstructT
         ("it falls by -3", "-3"),
         ("between .5 and 2", "2"),
         ("#### none, but 6", "6"),
+        ("#### -7", "-7"),
+        ("it takes 10-12", "12"),
+        ("pages 3-$4", "4"),
+        ("a COVID-19", "19"),
+        ("5 - -2 = (-$1,000)", "-1000"),
         ("no idea", None),
     ],
 )
@@ -136,6 +166,9 @@ def test_chat_templates_and_models_without_one() -> None:
     assert chat.asked("How") == "<s>user : How ! </s><s>assistant :"
     assert chat.answered("How", "So") == ("<s>user : How ! </s><s>assistant :", " So </s>")
     assert plain.answered("How", "So") == ("Question: How !\nAnswer:", " So</s>")
+    base = Chat(tokenizer(chat=False, bos=True), "{question} !")
+    assert base.answered("How", "So") == ("<s>Question: How !\nAnswer:", " So</s>"), "as the tokenizer itself begins a text"
+    assert base.tokens([base.asked("How")])[0] == base.tokenizer(plain.asked("How"))["input_ids"]
     odd = Chat(tokenizer(), "{question}")
     odd.tokenizer.chat_template = "{{ messages | length }}{% if add_generation_prompt %}>{% endif %}"
     assert odd.answered("How", "So") == ("1>", "So</s>"), "a template that rewrites the past is not trusted with the answer"
@@ -163,6 +196,11 @@ def test_tokenizers_that_cannot_pad(task: MathInstructTask, tmp_path: Path) -> N
     with pytest.raises(ValueError, match=r"no-pad has no pad token: set task\.pad_token, for example to '</s>'"):
         bare.position_counts()
     assert replace(bare, pad_token="</s>").position_counts().tolist() == task.position_counts().tolist()
+    made = tokenizer(None)
+    made.add_special_tokens({"unk_token": "</s>"})
+    made.save_pretrained(tmp_path / "no-pad")
+    same = replace(bare, pad_token="</s>", max_new_tokens=5)
+    assert same.position_counts().tolist() == task.position_counts().tolist(), "as GPT-2, whose end is its unknown token"
     with pytest.raises(ValueError, match=r"task\.pad_token '\[NOPE\]' is not in the vocabulary"):
         replace(bare, pad_token="[NOPE]").position_counts()
 
@@ -172,6 +210,14 @@ def test_what_stands_beside_the_numbers(task: MathInstructTask) -> None:
     assert task.notes["prompt"] == task.prompt
     assert replace(task, lora_rank=3).notes["trained"] == "LoRA of rank 3 on all-linear"
     assert "stand_in" not in MathInstructTask().notes
+    own = (
+        MathInstructTask(test="mine.jsonl", num_test=9, lora_rank=4, lora_targets="q_proj,v_proj").notes["stand_in"].split("; ")
+    )
+    assert own == [
+        "mine.jsonl in place of GSM8K's test",
+        "LoRA of rank 4 on q_proj and v_proj in place of the whole model",
+        "the first 9 questions in place of all",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -187,6 +233,20 @@ def test_what_stands_beside_the_numbers(task: MathInstructTask) -> None:
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         MathInstructTask(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("real", [True, False])
+def test_a_gpu_that_emulates_bf16_computes_and_keeps_float32(
+    task: MathInstructTask, real: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation or real)
+    assert has_lower("cuda", torch.bfloat16) is real
+    lora = replace(task, lora_rank=2, device="cuda").computing_in(torch.bfloat16)
+    kept = {param.dtype for param in lora.network(0).parameters() if not param.requires_grad}
+    assert kept == {torch.bfloat16 if real else torch.float32}
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: real)
+    assert has_lower("cuda", torch.bfloat16) is real, "a torch that cannot be asked about emulation"
+    assert not has_lower("cpu", torch.float32)
 
 
 def test_u_cannot_be_everything(task: MathInstructTask) -> None:

@@ -9,10 +9,21 @@ import pytest
 import torch
 from tiny_text import save_classifier, tokenizer, write_world
 from torch.nn.functional import cross_entropy
+from transformers import (
+    AutoModel,
+    BertConfig,
+    DistilBertConfig,
+    DistilBertForSequenceClassification,
+    MPNetConfig,
+    RobertaConfig,
+    XLMRobertaConfig,
+)
 
+from fedecho.data.pairs import Pair
 from fedecho.data.partition import IidPartitioner
+from fedecho.models.pretrained import longest
 from fedecho.tasks import TASKS, MrpcTask
-from fedecho.tasks.mrpc import f1_score
+from fedecho.tasks.mrpc import f1_score, num_classes
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +45,7 @@ def test_every_pair_is_in_exactly_one_client(task: MrpcTask) -> None:
 def test_padding_takes_no_part_and_the_loss_is_that_of_single_pairs(task: MrpcTask) -> None:
     module, rows = task.network(0).eval(), torch.tensor([3, 0, 2])
     together = task.loss(module, task.batch(1, rows, torch.Generator()))
-    made, single = tokenizer(), []
+    made, single = tokenizer(pair=True), []
     for row in task._parts[1][rows].tolist():
         pair = task._train_pairs[row]
         inputs = made(pair.first, pair.second, return_tensors="pt")
@@ -42,6 +53,21 @@ def test_padding_takes_no_part_and_the_loss_is_that_of_single_pairs(task: MrpcTa
     assert float(together.detach()) == pytest.approx(np.mean(single), rel=1e-5)
     apart = torch.cat([task.logits(module, torch.tensor([row])) for row in range(6)])
     assert torch.allclose(task.logits(module, torch.arange(6)), apart, atol=1e-6)
+
+
+def test_which_sentence_a_token_is_of_reaches_the_models_that_take_it(task: MrpcTask, tmp_path: Path) -> None:
+    inputs = task.batch(0, torch.arange(3), torch.Generator())[0]
+    assert int(task._train_tokens.types.flat.max()) == 1
+    assert int(inputs["token_type_ids"].max()) == 1
+    folder = save_classifier(tmp_path / "untyped")
+    tokenizer().save_pretrained(folder)
+    assert replace(task, model=str(folder))._train_tokens.types is None, "the tokenizer's types are not meant for the model"
+    config = DistilBertConfig(vocab_size=330, dim=16, n_layers=1, n_heads=2, hidden_dim=32, max_position_embeddings=80)
+    DistilBertForSequenceClassification(config).save_pretrained(tmp_path / "distil")
+    tokenizer(pair=True).save_pretrained(tmp_path / "distil")
+    distil = replace(task, model=str(tmp_path / "distil"))
+    assert distil._train_tokens.types is None
+    assert distil.logits(distil.network(0).eval(), torch.arange(2)).shape == (2, 2), "a model that takes no types gets none"
 
 
 def test_the_unlabeled_set_is_some_or_all_of_the_test_pairs(task: MrpcTask) -> None:
@@ -93,6 +119,19 @@ def test_a_users_own_pairs(task: MrpcTask, tmp_path: Path) -> None:
         replace(task, dev=mine).evaluate(task.network(0).eval())
 
 
+@pytest.mark.parametrize(
+    ("labels", "num", "line"),
+    [([0, 0], 2, 0), ([1, 1], 2, 0), ([1, 0], 2, 0), ([2, 0, 1], 3, 0), ([1, 2, 2], 0, 2), ([0, 5, 9], 0, 2), ([0, 2], 0, 2)],
+)
+def test_labels_must_run_from_0_without_a_gap(labels: list[int], num: int, line: int) -> None:
+    found = [Pair("a", "b", label, Path("mine.tsv"), row) for row, label in enumerate(labels, start=1)]
+    if num:
+        assert num_classes(found) == num
+        return
+    with pytest.raises(ValueError, match=rf"mine\.tsv, line {line}: label \d, but no pair has label \d"):
+        num_classes(found)
+
+
 def test_texts_that_are_too_long(task: MrpcTask, world: Path, tmp_path: Path) -> None:
     save_classifier(tmp_path / "short", room=16)
     short = replace(task, model=str(tmp_path / "short"))
@@ -104,10 +143,26 @@ def test_texts_that_are_too_long(task: MrpcTask, world: Path, tmp_path: Path) ->
         replace(short, max_length=17).batch(0, torch.arange(1), torch.Generator())
 
 
+@pytest.mark.parametrize("kind", [RobertaConfig, MPNetConfig, XLMRobertaConfig, BertConfig])
+def test_models_whose_positions_begin_behind_the_padding_take_fewer_tokens(kind: type, tmp_path: Path) -> None:
+    """The longest text that is let in goes through the model, and one token more does not."""
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    config = kind(vocab_size=330, max_position_embeddings=20, pad_token_id=1, **small)
+    config.save_pretrained(tmp_path)
+    model = AutoModel.from_config(config).eval()
+    limit = longest(tmp_path, tokenizer())
+    assert limit == (20 if kind is BertConfig else 18)
+    model(input_ids=torch.full((1, limit), 5))
+    with pytest.raises((IndexError, RuntimeError)):
+        model(input_ids=torch.full((1, limit + 1), 5))
+
+
 def test_what_stands_beside_the_numbers(task: MrpcTask) -> None:
     assert task.notes["stand_in"] == "tiny-bert in place of bert-base-uncased"
     assert "stand_in" not in MrpcTask().notes
     assert "stand_in" not in MrpcTask(model="/weights/bert-base-uncased").notes
+    own = MrpcTask(train="a.tsv", dev="b.tsv", unlabeled="c.tsv").notes["stand_in"]
+    assert own == "a.tsv in place of mrpc-train; b.tsv in place of mrpc-dev; c.tsv in place of mrpc-test"
     assert task.provenance == "6 pairs of mrpc-test, labels not read"
     assert TASKS["mrpc"] is MrpcTask
 

@@ -5,7 +5,7 @@ frozen and bias-free, because the head is linear: mean_i (W h_i) = W mean_i h_i.
 position and the log-sum-exp of the rest, which is then spread evenly over the tokens that were not kept.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import log
 from typing import Protocol
@@ -32,7 +32,7 @@ class Storage(Protocol):
         """What is kept of a client's answer."""
         ...
 
-    def teacher(self, entries: Sequence[Entry]) -> Float[Tensor, "positions vocabulary"]:
+    def teacher(self, entries: Iterable[Entry]) -> Float[Tensor, "positions vocabulary"]:
         """The mean over clients, from the rows of their entries that belong to one mini-batch."""
         ...
 
@@ -48,10 +48,10 @@ class FullLogits:
     def entry(self, hidden: Tensor, head: nn.Module) -> Entry:
         return (_applied(head, hidden).to(self.dtype),)
 
-    def teacher(self, entries: Sequence[Entry]) -> Tensor:
+    def teacher(self, entries: Iterable[Entry]) -> Tensor:
         if self.average == "logits":
-            return _mean([logits for (logits,) in entries])
-        return _log(_mean([logits.float().softmax(dim=-1) for (logits,) in entries]))
+            return _mean(map(_first, entries))
+        return _log(_mean(map(_probabilities, entries)))
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ class HiddenStates:
     def entry(self, hidden: Tensor, head: nn.Module) -> Entry:
         return (hidden.to(self.dtype),)
 
-    def teacher(self, entries: Sequence[Entry]) -> Tensor:
-        mean = _mean([hidden for (hidden,) in entries])
+    def teacher(self, entries: Iterable[Entry]) -> Tensor:
+        mean = _mean(map(_first, entries))
         with torch.no_grad():
             # In float32 also where the head is kept in bf16, in which the two best tokens are often equal.
             return nn.functional.linear(mean, self.head.weight.float())
@@ -94,16 +94,18 @@ class TopLogits:
         even = rest - log(self.num_tokens - self.k)
         return values.to(self.dtype), tokens.to(torch.int32), even.float()
 
-    def teacher(self, entries: Sequence[Entry]) -> Tensor:
-        total = torch.zeros(len(entries[0][0]), self.num_tokens, device=entries[0][0].device)
+    def teacher(self, entries: Iterable[Entry]) -> Tensor:
+        total, num = torch.zeros(()), 0
         for values, tokens, even in entries:
+            total = total if num else torch.zeros(len(values), self.num_tokens, device=values.device)
+            num += 1
             kept, others = values.float(), even
             if self.average == "probabilities":
                 whole = torch.cat([kept, even + log(self.num_tokens - self.k)], dim=-1).logsumexp(dim=-1, keepdim=True)
                 kept, others = (kept - whole).exp(), (even - whole).exp()
             total.add_(others)
             total.scatter_add_(-1, tokens.long(), kept - others)
-        mean = total / len(entries)
+        mean = total.div_(num)
         return mean if self.average == "logits" else _log(mean)
 
 
@@ -134,12 +136,26 @@ def _applied(head: nn.Module, hidden: Tensor) -> Tensor:
     return logits.float()
 
 
-def _mean(tensors: Sequence[Tensor]) -> Tensor:
-    """In float32, one client after the other: the sum of all is the only large tensor."""
-    total = tensors[0].float().clone()
-    for tensor in tensors[1:]:
+def _first(entry: Entry) -> Tensor:
+    return entry[0]
+
+
+def _probabilities(entry: Entry) -> Tensor:
+    return entry[0].float().softmax(dim=-1)
+
+
+def _mean(tensors: Iterable[Tensor]) -> Tensor:
+    """In float32, one client after the other: beside the sum of all there is never more than one of them.
+
+    Give a ``map``: the loop of a generator would hold on to one client while the next is made.
+    """
+    rest = iter(tensors)
+    total, num = next(rest).to(torch.float32, copy=True), 1
+    while (tensor := next(rest, None)) is not None:
         total.add_(tensor)
-    return total.div_(len(tensors))
+        num += 1
+        del tensor  # before the next one is made
+    return total.div_(num)
 
 
 def _log(probabilities: Tensor) -> Tensor:

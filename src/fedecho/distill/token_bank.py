@@ -16,8 +16,9 @@ class TokenTeacher:
         self._storage, self._entries, self._positions = storage, entries, positions
 
     def __getitem__(self, rows: Tensor, /) -> Tensor:
+        """One client's rows at a time: those of all would be as many times [positions, vocabulary] where everything is kept."""
         at = self._positions.of(rows).to(self._entries[0][0].device)
-        return self._storage.teacher([tuple(tensor[at] for tensor in entry) for entry in self._entries])
+        return self._storage.teacher(tuple(tensor[at] for tensor in entry) for entry in self._entries)
 
 
 class TokenBank:

@@ -68,6 +68,7 @@ class TokenStudent(Student):
 def student_for(network: BoundNetwork, task: Any, distiller: "Distiller | None", chunk: int = 500) -> Student:
     """The student of a task: one that knows tokens where the task has them."""
     if isinstance(task, TokenTask) and distiller is not None:
-        return TokenStudent(network, task.logits, task.num_unlabeled, min(chunk, CHUNK), task, distiller)  # type: ignore[attr-defined]
+        chunk = min(chunk, CHUNK, distiller.batch_size)  # who lowers the batch for want of memory means inference too
+        return TokenStudent(network, task.logits, task.num_unlabeled, chunk, task, distiller)  # type: ignore[attr-defined]
     logits: Any = task.logits
     return Student(network, logits, task.num_unlabeled, chunk)

@@ -19,6 +19,9 @@ from fedecho.experiments.record import Line, read_header
 from fedecho.experiments.summary import SUMMARY
 from fedecho.version import __version__
 
+TEXT_LIBRARIES = ("transformers", "tokenizers", "peft")
+MODEL_FILES = "model files"
+
 
 def check_same(folder: Path, experiment: Experiment) -> None:
     """Is the run in ``folder`` one of this experiment? A user's own parts cannot be compared and are trusted."""
@@ -30,6 +33,18 @@ def check_same(folder: Path, experiment: Experiment) -> None:
     found = differences(ours, theirs)
     if found:
         raise ConfigError(f"{folder} holds a run of another configuration: {'; '.join(found[:3])}")
+    _check_model(folder, header.get("notes", {}).get(MODEL_FILES), experiment.task)
+
+
+def _check_model(folder: Path, began_with: str | None, task: Any) -> None:
+    """A folder of the same name may hold other weights by now."""
+    if began_with is None or not hasattr(task, "model_files"):
+        return
+    if task.model_files != began_with:
+        raise ConfigError(
+            f"{folder} began with {task.model} of {began_with}, but its files are now {task.model_files}: "
+            "put the former files back, or start in a new folder"
+        )
 
 
 def is_finished(folder: Path) -> bool:
@@ -58,7 +73,21 @@ def config_of(experiment: Experiment) -> Line | None:
 
 def notes_of(task: Any) -> dict[str, str]:
     """What a task wants said beside its numbers: its model, its prompt, what stands in for what."""
-    return dict(getattr(task, "notes", {}))
+    files = {MODEL_FILES: task.model_files} if hasattr(task, "model_files") else {}
+    return {**getattr(task, "notes", {}), **files}
+
+
+def software() -> dict[str, str]:
+    """Versions of all that may change a number; the text libraries where they were used."""
+    used = {name: sys.modules[name].__version__ for name in TEXT_LIBRARIES if name in sys.modules}
+    return {
+        "fedecho": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        **used,
+        "platform": platform.platform(),
+    }
 
 
 def header_of(simulation: Simulation, config: Line | None, execution: Line) -> Line:
@@ -71,13 +100,7 @@ def header_of(simulation: Simulation, config: Line | None, execution: Line) -> L
         "seed": simulation.experiment.seed,
         "num_versions": simulation.experiment.num_versions,
         "execution": execution,
-        "software": {
-            "fedecho": __version__,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-            "platform": platform.platform(),
-        },
+        "software": software(),
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "num_params": simulation.layout.num_params,

@@ -52,8 +52,8 @@ class Cell:
 class PaperTable:
     """``values[row label, column label]`` is the paper's mean and deviation, where it gives one.
 
-    ``scores`` are further numbers of a run's last evaluation that are shown beside the accuracy, name in the record -> heading;
-    ``names_stand_ins`` adds to every row what took the place of what.
+    ``scores`` are further numbers of a run's last ten evaluations that are shown beside the accuracy, name in the record ->
+    heading; ``names_stand_ins`` adds to every row what took the place of what.
     """
 
     name: str

@@ -4,13 +4,21 @@ from fedecho.experiments.paper import PLAIN, Column, PaperTable, Row, values_of
 
 ECHO = Row("FedEcho", "fedecho")
 SMALL_LR = ("local.client_lr=3e-5", "algorithm.server_lr=3e-5")
-"""The paper's .1 at the server makes adaptive steps of .1 in every weight, and the model collapses to the majority class."""
+"""At the paper's .1 an adaptive step is about .1 in every weight; its FADAS, 68.38 ± 0.00, is the majority class's share."""
 TAMED = (
     Row("FedAC, server_lr 3e-5", "fedac", SMALL_LR, control=True),
     Row("FADAS, server_lr 3e-5", "fadas", SMALL_LR, control=True),
 )
 
-MRPC_ROWS = (*PLAIN, ECHO, *TAMED)
+
+# FedEcho with settings that the paper leaves open, so that "no different from FedBuff" can be told from a weak setting.
+MRPC_ECHOES = (
+    Row("control: FedEcho, U all test pairs", "fedecho", ("task.unlabeled_size=all",), control=True),
+    Row("control: FedEcho, distillation batch 8", "fedecho", ("algorithm.distiller.batch_size=8",), control=True),
+)
+LORA_ECHOES = (Row("control: FedEcho, distill_lr 2e-5", "fedecho", ("algorithm.distiller.distill_lr=2e-5",), control=True),)
+
+MRPC_ROWS = (*PLAIN, ECHO, *TAMED, *MRPC_ECHOES)
 MRPC_COLUMNS = (
     Column("BERT-base"),
     Column("MiniLM", ("task.model=all-MiniLM-L6-v2",)),
@@ -43,8 +51,10 @@ GSM8K_ROWS = (
     ECHO,
     Row("FedAC, server_lr 1e-3", "fedac", LORA_TAMED, control=True),
     Row("FADAS, server_lr 1e-3", "fadas", LORA_TAMED, control=True),
+    *LORA_ECHOES,
 )
-GSM8K_FIGURES = "".join(MRPC.format(figure) for figure in ["42.38", "52.08", "51.70", "52.16", "46.40", "52.62"])
+GSM8K_FIGURES = "".join(f"{figure} {figure}\n" for figure in ["42.38", "52.08", "51.70", "52.16", "46.40", "52.62"])
+"""Of five versions: beside 60 the paper has nothing to say."""
 
 TABLES: dict[str, PaperTable] = {
     "mrpc": PaperTable(
@@ -63,7 +73,7 @@ TABLES: dict[str, PaperTable] = {
         "mathinstruct",
         GSM8K_ROWS,
         GSM8K_COLUMNS,
-        values_of(GSM8K_ROWS, GSM8K_COLUMNS, GSM8K_FIGURES),
+        values_of(GSM8K_ROWS, GSM8K_COLUMNS[:2], GSM8K_FIGURES),
         scores=(("standard_error", "s.e."), ("answer_loss", "loss")),
         names_stand_ins=True,
     ),

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from fedecho.core.checkpoint import write_atomically
@@ -16,6 +17,7 @@ from fedecho.experiments.identity import config_of, header_of, notes_of
 from fedecho.experiments.paper import Cell, Settings
 from fedecho.experiments.record import RECORD, Line, read_header
 from fedecho.experiments.run import Watch, simulate
+from fedecho.experiments.summary import LAST
 
 
 @dataclass(frozen=True)
@@ -36,10 +38,24 @@ class CellResult:
     def accuracy(self) -> float:
         return float(self.summary["last10_accuracy"])
 
+    def score(self, name: str) -> "Score | None":
+        """The mean over the evaluations that ``accuracy`` is the mean of; of the last alone where the others were not kept."""
+        values = [line[name] for line in self.evaluations[-LAST:] if name in line]
+        if values and len(values) == len(self.evaluations[-LAST:]):
+            return Score(fmean(values))
+        last = self.summary.get("scores", {}).get(name)
+        return None if last is None else Score(float(last), only_last=True)
+
     @property
     def stand_in(self) -> str:
         """What took the place of the paper's own model or data; empty if nothing did."""
         return self.notes.get("stand_in", "")
+
+
+@dataclass(frozen=True)
+class Score:
+    value: float
+    only_last: bool = False
 
 
 def path_of(results: Path, cell: Cell) -> Path:

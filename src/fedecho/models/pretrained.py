@@ -3,6 +3,9 @@
 import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from hashlib import file_digest, sha256
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,9 @@ from torch import nn
 
 FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 CONFIG = "config.json"
+TYPES = "token_type_ids"
+OFFSET = ("roberta", "xlm-roberta", "camembert", "mpnet", "longformer")
+"""Models that number positions from the padding token's number plus one on, and so take that many tokens fewer."""
 
 
 def library(name: str) -> Any:
@@ -57,12 +63,28 @@ def _from_hub(name: str) -> Path:
         ) from None
 
 
+def files_of(folder: Path) -> str:
+    """Which weights these are: the commit at the hub, or the SHA-256 of the configuration and the weights in a folder."""
+    if folder.parent.name == "snapshots":  # the hub's cache names its folders by commit
+        return f"hub commit {folder.name}"
+    parts = [folder / CONFIG, *sorted(folder.glob("*.safetensors"))]
+    whole = sha256("".join(f"{path.name} {_digest(path, path.stat().st_mtime_ns)}\n" for path in parts).encode())
+    return f"sha256 {whole.hexdigest()}"
+
+
+@cache
+def _digest(path: Path, changed_ns: int) -> str:
+    """Once for each state of a file: weights are gigabytes."""
+    with path.open("rb") as file:
+        return file_digest(file, "sha256").hexdigest()
+
+
 def load_tokenizer(folder: Path, pad_token: str | None = None) -> Any:
     """The tokenizer, which must be able to pad."""
     with quiet(), _loading(folder, "its tokenizer"):
         tokenizer = library("transformers").AutoTokenizer.from_pretrained(folder, local_files_only=True)
     if pad_token is not None:
-        if tokenizer.convert_tokens_to_ids(pad_token) in (None, tokenizer.unk_token_id):
+        if pad_token not in tokenizer.get_vocab():  # the unknown token itself may pad: GPT-2 has one token for everything
             raise ValueError(f"task.pad_token {pad_token!r} is not in the vocabulary of {folder}")
         tokenizer.pad_token = pad_token
     if tokenizer.pad_token_id is None:
@@ -73,10 +95,15 @@ def load_tokenizer(folder: Path, pad_token: str | None = None) -> Any:
 
 def longest(folder: Path, tokenizer: Any) -> int:
     """How many tokens the model can take."""
-    with _loading(folder, CONFIG):
-        config = library("transformers").AutoConfig.from_pretrained(folder, local_files_only=True)
+    config = _config(folder)
     limits = [getattr(config, name, None) for name in ("max_position_embeddings", "n_positions")]
-    return min(int(limit) for limit in (*limits, tokenizer.model_max_length) if limit)
+    taken = config.pad_token_id + 1 if config.model_type in OFFSET else 0
+    return min(int(tokenizer.model_max_length), *(int(limit) - taken for limit in limits if limit))
+
+
+def _config(folder: Path) -> Any:
+    with _loading(folder, CONFIG):
+        return library("transformers").AutoConfig.from_pretrained(folder, local_files_only=True)
 
 
 def classifier(folder: Path, num_labels: int, pad_token_id: int) -> nn.Module:
@@ -84,9 +111,22 @@ def classifier(folder: Path, num_labels: int, pad_token_id: int) -> nn.Module:
     return _load("AutoModelForSequenceClassification", folder, num_labels=num_labels, pad_token_id=pad_token_id)
 
 
+def wants_types(folder: Path, tokenizer: Any) -> bool:
+    """Does the classifier take which sentence a token is of, and does its tokenizer say so as something meant for it?"""
+    config = _config(folder)
+    kinds = library("transformers").MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+    if type(config) not in kinds or TYPES not in tokenizer.model_input_names:
+        return False
+    return TYPES in signature(kinds[type(config)].forward).parameters
+
+
 def language_model(folder: Path) -> nn.Module:
-    """A causal language model whose logits are its head applied to its last hidden states, nothing in between."""
+    """A causal language model whose logits are its head applied to its last hidden states, nothing in between.
+
+    Of what its files say of generation only the tokens that end a text are kept: penalties and sampling are no greedy answer.
+    """
     model: Any = _load("AutoModelForCausalLM", folder)
+    model.generation_config = library("transformers").GenerationConfig(eos_token_id=stop_tokens(model) or None)
     ids = torch.arange(4)[None] % model.config.vocab_size
     with torch.no_grad():
         hidden = model.eval().base_model(ids, use_cache=False).last_hidden_state
@@ -96,14 +136,27 @@ def language_model(folder: Path) -> nn.Module:
     return language
 
 
+def stop_tokens(model: Any) -> list[int]:
+    """The tokens that the model's own files say end a text; there may be several, or none."""
+    ends = model.generation_config.eos_token_id
+    ends = getattr(model.config, "eos_token_id", None) if ends is None else ends
+    return [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
+
+
 def _load(kind: str, folder: Path, **options: Any) -> nn.Module:
     if not any(folder.glob("*.safetensors")):
         raise ValueError(f"{folder} holds no .safetensors weights (pickled .bin files are not read): save the model again")
     with quiet(), _loading(folder, "its weights"):
         model: nn.Module = getattr(library("transformers"), kind).from_pretrained(
-            folder, dtype=torch.float32, use_safetensors=True, local_files_only=True, **options
+            folder, use_safetensors=True, local_files_only=True, **_in_float32(), **options
         )
     return model
+
+
+def _in_float32() -> dict[str, Any]:
+    """Version 5 is asked for; an older one that a machine already has calls the same option torch_dtype."""
+    major = int(str(library("transformers").__version__).partition(".")[0])
+    return {"dtype" if major >= 5 else "torch_dtype": torch.float32}
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from statistics import fmean, stdev
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from fedecho.experiments.config import load
 from fedecho.experiments.paper import Cell, Column, PaperTable, Row
 from fedecho.experiments.results import CellResult, read_result
 
@@ -45,8 +46,19 @@ def figure_of(table: PaperTable, row: Row, column: Column, results: Path, seeds:
         paper=_said(*paper) if paper else "",
         seeds=len(values),
         scores=tuple(_mean_score(found, name) for name, _ in table.scores),
-        stand_in="; ".join(sorted({result.stand_in or "the paper's own" for result in found})),
+        stand_in=" or ".join(sorted({_ran_on(table, row, result) for result in found})) if table.names_stand_ins else "",
     )
+
+
+def _ran_on(table: PaperTable, row: Row, result: CellResult) -> str:
+    """All in which a run is not the paper's: what its task stood in for, its number of versions and its local learning rate."""
+    paper = load(table.recipe, algorithm=row.algorithm)
+    versions, client_lr = result.config["num_versions"], result.config["local"]["client_lr"]
+    told = [result.stand_in] if result.stand_in else []
+    if not row.untrained:
+        told += [] if versions == paper.num_versions else [f"{versions} versions in place of {paper.num_versions}"]
+        told += [] if client_lr == paper.local.client_lr else [f"client_lr {client_lr:g} in place of {paper.local.client_lr:g}"]
+    return "; ".join(told) or "the paper's own"
 
 
 def _said(mean: float, deviation: float | None) -> str:
@@ -54,10 +66,12 @@ def _said(mean: float, deviation: float | None) -> str:
 
 
 def _mean_score(found: list[CellResult], name: str) -> str:
-    """The mean over seeds of a score of the last evaluation; shares in %, losses as they are."""
-    values = [result.summary["scores"][name] for result in found if name in result.summary.get("scores", {})]
+    """The mean over seeds, each of the same evaluations as its accuracy; shares in %, losses as they are."""
+    scores = [result.score(name) for result in found]
+    known = [score for score in scores if score is not None]
     scale = 1 if "loss" in name else 100
-    return f"{scale * fmean(values):.2f}" if values else ""
+    last = " (last)" if any(score.only_last for score in known) else ""
+    return f"{scale * fmean(score.value for score in known):.2f}{last}" if known else ""
 
 
 def finished(table: PaperTable, row: Row, column: Column, results: Path, seeds: tuple[int, ...]) -> list[CellResult]:
@@ -116,6 +130,6 @@ def notes_of(table: PaperTable, results: Path, seeds: tuple[int, ...]) -> list[s
     for key in ("trained", "judged on", "prompt"):
         notes += sorted({f"{key}: {result.notes[key]!r}" for result in found if key in result.notes})
     return [
-        "accuracy in %, mean of a run's last ten evaluations, mean ± deviation over seeds; an empty cell has not run",
+        "accuracy in %, mean of a run's last ten evaluations (scores too), mean ± deviation over seeds; an empty cell has not run",
         *notes,
     ]

@@ -17,7 +17,7 @@ class Chat:
         """The text up to where the answer begins."""
         content = self.prompt.replace("{question}", question)
         if not self.tokenizer.chat_template:
-            return f"Question: {content}\nAnswer:"
+            return f"{self._start}Question: {content}\nAnswer:"
         return str(self._template([{"role": "user", "content": content}], add_generation_prompt=True))
 
     def answered(self, question: str, answer: str) -> tuple[str, str]:
@@ -36,6 +36,13 @@ class Chat:
         """All at once, which is many times faster. Templates write the special tokens themselves."""
         ids: list[list[int]] = self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
         return ids
+
+    @property
+    def _start(self) -> str:
+        """What a base model's tokenizer puts before every text, which ``tokens`` does not."""
+        bos = self.tokenizer.bos_token
+        adds = bos is not None and self.tokenizer("a")["input_ids"][:1] == [self.tokenizer.bos_token_id]
+        return str(bos) if adds else ""
 
     def _template(self, turns: list[dict[str, str]], add_generation_prompt: bool) -> Any:
         return self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=add_generation_prompt)

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from fedecho.data.ragged import Ragged
-from fedecho.models.pretrained import library
+from fedecho.models.pretrained import stop_tokens
 
-NUMBER = re.compile(r"-?\$?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
+NUMBER = re.compile(r"(?:(?<!\w)-)?\$?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
+"""A sign is no sign behind a letter or a digit: "10-12" ends with 12."""
 MARK = "####"
 
 
@@ -41,19 +42,16 @@ def greedy_answers(
 ) -> list[str]:
     """The model's most likely continuations, in the order of the prompts; those of like length are padded on the left together."""
     ragged = Ragged.of(prompts, device)
-    settings = library("transformers").GenerationConfig(
-        do_sample=False,
-        max_new_tokens=max_new_tokens,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-    )
     answers = [""] * len(prompts)
-    generate: Any = module.generate
+    model: Any = module
+    stops = sorted({*stop_tokens(model), *([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])})
+    # Every one of them in so many words: what is left out is taken from the model's own generation_config.
+    greedy: dict[str, Any] = {"do_sample": False, "num_beams": 1, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0}
+    greedy |= {"max_new_tokens": max_new_tokens, "pad_token_id": tokenizer.pad_token_id, "eos_token_id": stops or None}
     for rows in ragged.lengths.argsort(descending=True, stable=True).split(batch_size):
         ids, mask = ragged.padded(rows, tokenizer.pad_token_id, left=True)
         with torch.no_grad():
-            made = generate(input_ids=ids, attention_mask=mask, generation_config=settings)
+            made = model.generate(input_ids=ids, attention_mask=mask, **greedy)
         texts = tokenizer.batch_decode(made[:, ids.shape[1] :].cpu(), skip_special_tokens=True)
         for row, text in zip(rows.tolist(), texts, strict=True):
             answers[row] = text

@@ -15,11 +15,11 @@ from fedecho.data.instructions import Worked, read_instructions
 from fedecho.data.lines import BadLine
 from fedecho.data.partition import DirichletPartitioner, Partitioner
 from fedecho.data.spans import SpanBatch, Spans
-from fedecho.models.pretrained import language_model, load_tokenizer, longest, model_folder, with_lora
+from fedecho.models.pretrained import files_of, language_model, load_tokenizer, longest, model_folder, with_lora
 from fedecho.tasks.chat import PROMPT, Chat
 from fedecho.tasks.classification import seeded
 from fedecho.tasks.gsm8k import final_number, greedy_answers, standard_error
-from fedecho.tasks.text import computing, file_of, model_place, refuse_longer, room_for, stand_in
+from fedecho.tasks.text import computing, file_of, has_lower, model_place, refuse_longer, room_for, stand_in
 
 PAPER_MODEL = "Qwen/Qwen2.5-1.5B-Instruct"
 FILES = {
@@ -128,26 +128,41 @@ class MathInstructTask:
         return f"{self.num_unlabeled} questions held out of {self.train}, {self.unlabeled_part} tokens"
 
     @property
+    def model_files(self) -> str:
+        """Which weights training began with, as the record says it and a resumed run must find them again."""
+        return files_of(self._folder)
+
+    @property
     def notes(self) -> dict[str, str]:
         """What stands beside every number."""
-        stand_ins = [stand_in(self.model, PAPER_MODEL)]
-        stand_ins += [] if self.train == "mathinstruct" else [f"{self.train} in place of MathInstruct"]
         told = {
             "model": self.model,
             "trained": "the whole model" if self.lora_rank is None else f"LoRA of rank {self.lora_rank} on {self.lora_targets}",
             "train": self.train,
             "judged on": f"{self.test}, greedy, at most {self.max_new_tokens} new tokens",
             "prompt": self.prompt,
-            "stand_in": "; ".join(text for text in stand_ins if text),
+            "stand_in": "; ".join(self._stand_ins()),
         }
         return {key: text for key, text in told.items() if text}
+
+    def _stand_ins(self) -> list[str]:
+        """All that is not the paper's own, each in its words."""
+        targets = self.lora_targets.replace(",", " and ")
+        told = {
+            stand_in(self.model, PAPER_MODEL): True,
+            f"{self.train} in place of MathInstruct": self.train != "mathinstruct",
+            f"{self.test} in place of GSM8K's test": self.test != "gsm8k-test",
+            f"LoRA of rank {self.lora_rank} on {targets} in place of the whole model": self.lora_rank is not None,
+            f"the first {self.num_test} questions in place of all": self.num_test is not None,
+        }
+        return [text for text, holds in told.items() if text and holds]
 
     def _network(self) -> nn.Module:
         model = language_model(self._folder)
         if self.lora_rank is None:
             return model
         adapted = with_lora(model, self.lora_rank, self.lora_alpha or 2.0 * self.lora_rank, self.lora_targets)
-        if self.compute != torch.float32:
+        if has_lower(self.device, self.compute):
             for param in adapted.parameters():  # what never changes need not be cast at every step
                 param.data = param.data if param.requires_grad else param.data.to(self.compute)
         return adapted

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedecho.core.rng import numpy_rng
+from fedecho.data.lines import BadLine
 from fedecho.data.pairs import Pair, read_pairs
 from fedecho.data.partition import DirichletPartitioner, Partitioner
 from fedecho.data.ragged import Ragged
-from fedecho.models.pretrained import classifier, load_tokenizer, longest, model_folder
+from fedecho.models.pretrained import TYPES, classifier, files_of, load_tokenizer, longest, model_folder, wants_types
 from fedecho.tasks.classification import seeded
 from fedecho.tasks.text import computing, file_of, model_place, refuse_longer, room_for, stand_in
 
@@ -100,9 +101,20 @@ class MrpcTask:
         return f"{self.num_unlabeled} pairs of {self.unlabeled}, labels not read"
 
     @property
+    def model_files(self) -> str:
+        """Which weights training began with, as the record says it and a resumed run must find them again."""
+        return files_of(self._folder)
+
+    @property
     def notes(self) -> dict[str, str]:
         """What stands beside every number."""
-        told = {"model": self.model, "train": self.train, "judged on": self.dev, "stand_in": stand_in(self.model, PAPER_MODEL)}
+        own = {"mrpc-train": self.train, "mrpc-dev": self.dev, "mrpc-test": self.unlabeled}
+        stand_ins = [
+            stand_in(self.model, PAPER_MODEL),
+            *(f"{ours} in place of {name}" for name, ours in own.items() if ours != name),
+        ]
+        told = {"model": self.model, "train": self.train, "judged on": self.dev}
+        told["stand_in"] = "; ".join(text for text in stand_ins if text)
         return {key: text for key, text in told.items() if text}
 
     def _forward(self, module: nn.Module, inputs: Inputs) -> Tensor:
@@ -124,7 +136,7 @@ class MrpcTask:
 
     @cached_property
     def _num_labels(self) -> int:
-        return max(2, 1 + max(pair.label or 0 for pair in self._train_pairs))
+        return num_classes(self._train_pairs)
 
     @cached_property
     def _unlabeled_pairs(self) -> list[Pair]:
@@ -169,7 +181,7 @@ class MrpcTask:
         cut = {} if self.max_length is None else {"truncation": True, "max_length": room}
         found = self._tokenizer([pair.first for pair in pairs], [pair.second for pair in pairs], verbose=False, **cut)
         refuse_longer([len(ids) for ids in found["input_ids"]], pairs, room)
-        types = found.get("token_type_ids")
+        types = found.get(TYPES) if wants_types(self._folder, self._tokenizer) else None
         return Tokens(
             Ragged.of(found["input_ids"], self.device),
             None if types is None else Ragged.of(types, self.device),
@@ -188,7 +200,22 @@ class Tokens:
     def padded(self, rows: Tensor) -> Inputs:
         ids, mask = self.ids.padded(rows, self.fill)
         inputs = {"input_ids": ids, "attention_mask": mask}
-        return inputs if self.types is None else inputs | {"token_type_ids": self.types.padded(rows, 0)[0]}
+        return inputs if self.types is None else inputs | {TYPES: self.types.padded(rows, 0)[0]}
+
+
+def num_classes(pairs: Sequence[Pair]) -> int:
+    """Two, or as many as there are labels 0 to n - 1; a label above a gap would have a head with classes that nothing is of."""
+    labels = {pair.label or 0 for pair in pairs}
+    complete = next(number for number in range(len(labels) + 1) if number not in labels)
+    known = max(2, complete)
+    for pair in pairs:
+        if (pair.label or 0) >= known:
+            raise BadLine(
+                pair.path,
+                pair.line,
+                f"label {pair.label}, but no pair has label {complete}: number the classes 0, 1, ... in full",
+            )
+    return known
 
 
 def f1_score(guesses: Tensor, labels: Tensor, num_labels: int) -> float:

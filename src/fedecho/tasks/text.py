@@ -1,6 +1,6 @@
 """What the text tasks share: where and in which precision they compute, and how long a text may be."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Protocol
@@ -21,12 +21,22 @@ class Placed(Protocol):
 
 def computing(device: str, dtype: torch.dtype) -> AbstractContextManager[None]:
     """Matrix products in bf16 where that was asked for and the hardware has it; weights and losses stay in float32."""
+    return torch.autocast(torch.device(device).type, dtype) if has_lower(device, dtype) else nullcontext()
+
+
+def has_lower(device: str, dtype: torch.dtype) -> bool:
+    """Is a lower precision asked for that the device computes in? A GPU that only emulates bf16 is faster in float32."""
     if dtype == torch.float32:
-        return nullcontext()
-    kind = torch.device(device).type
-    if kind == "cuda" and not torch.cuda.is_bf16_supported():
-        return nullcontext()
-    return torch.autocast(kind, dtype)
+        return False
+    return torch.device(device).type != "cuda" or _cuda_has_bf16()
+
+
+def _cuda_has_bf16() -> bool:
+    supported: Callable[..., bool] = torch.cuda.is_bf16_supported
+    try:
+        return supported(including_emulation=False)
+    except TypeError:  # a torch that does not emulate has no such question
+        return supported()
 
 
 def room_for(max_length: int | None, limit: int) -> int:
