@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from fedecho.core.checkpoint import CheckpointError
+from fedecho.core.disk import DiskFullError
 from fedecho.data.locate import VARIABLE
 from fedecho.experiments.build import Execution
 from fedecho.experiments.config import ConfigError
@@ -46,7 +47,7 @@ def say(text: str) -> None:
 
 @contextmanager
 def friendly() -> Iterator[None]:
-    """A user's mistake is one line and exit code 2; a stop on request says how to go on and exits with 130."""
+    """A user's mistake is one line and exit code 2; a full disk is one and 1; a stop on request says how to go on, and 130."""
     try:
         yield
     except (ConfigError, CheckpointError, ValueError) as error:
@@ -61,6 +62,8 @@ def friendly() -> Iterator[None]:
         if isinstance(error, RuntimeError) and "memory" not in str(error):
             raise
         fail(f"not enough memory: {str(error).splitlines()[0]}", 2)
+    except DiskFullError as error:
+        fail(str(error), 1)
     except OSError as error:
         fail(f"cannot go on: {error}; a run that had begun can be resumed", 2)
 

@@ -8,12 +8,14 @@ import io
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from hashlib import sha256
 from math import isfinite
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from fedecho.core.checkpoint import write_atomically
+from fedecho.core.disk import DiskFullError, disk_full_at
 from fedecho.core.drive import Moment
 from fedecho.core.server import Receipt
 from fedecho.simulation.runtimes import ClientRuntimes
@@ -25,9 +27,10 @@ Line = dict[str, Any]
 class Record:
     """Appends lines. ``position`` is where a checkpoint may come back to."""
 
-    def __init__(self, file: BinaryIO, runtimes: ClientRuntimes) -> None:
+    def __init__(self, file: BinaryIO, runtimes: ClientRuntimes, path: Path = Path(RECORD)) -> None:
         self._file = file
         self._runtimes = runtimes
+        self._path = path
 
     @classmethod
     def in_memory(cls, runtimes: ClientRuntimes) -> "Record":
@@ -50,10 +53,11 @@ class Record:
             raise ValueError(f"{folder / RECORD} is shorter than when its checkpoint was made; start the run in a new folder")
         file.truncate(position)
         file.seek(position)
-        return cls(file, runtimes)
+        return cls(file, runtimes, folder / RECORD)
 
     def write(self, line: Line) -> None:
-        self._file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+        with disk_full_at(self._path):
+            self._file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
 
     def moment(self, moment: Moment) -> None:
         receipt = moment.receipt
@@ -76,20 +80,24 @@ class Record:
 
     def sync(self) -> int:
         """Everything so far is on the disk; the position behind it."""
-        self._file.flush()
-        if not isinstance(self._file, io.BytesIO):
-            os.fsync(self._file.fileno())
+        with disk_full_at(self._path):
+            self._file.flush()
+            if not isinstance(self._file, io.BytesIO):
+                os.fsync(self._file.fileno())
         return self._file.tell()
 
     def flush(self) -> None:
-        self._file.flush()
+        with disk_full_at(self._path):
+            self._file.flush()
 
     def close(self) -> None:
-        self._file.close()
+        """What finds no space here came after the last ``sync``, and will be lived through again."""
+        with suppress(DiskFullError), disk_full_at(self._path):
+            self._file.close()
 
     def lines(self) -> Iterator[Line]:
         """All complete lines so far."""
-        self._file.flush()
+        self.flush()
         here = self._file.tell()
         self._file.seek(0)
         lines = self._file.read(here).splitlines()
@@ -98,10 +106,21 @@ class Record:
 
 def read_record(folder: Path) -> Iterator[Line]:
     """The complete lines of a run's record; a torn last line, as a crash leaves it, is passed over."""
-    with (folder / RECORD).open("rb") as file:
-        for line in file:
+    path = folder / RECORD
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
             if line.endswith(b"\n"):
-                yield json.loads(line)
+                yield _parsed(line, path, number)
+
+
+def _parsed(line: bytes, path: Path, number: int) -> Line:
+    try:
+        parsed = json.loads(line)
+    except (ValueError, RecursionError):
+        parsed = None
+    if not isinstance(parsed, dict) or "event" not in parsed:
+        raise ValueError(f"{path}, line {number} is no line of a run's record; it is damaged or of another program")
+    return parsed
 
 
 def read_header(folder: Path) -> Line:
@@ -109,11 +128,18 @@ def read_header(folder: Path) -> Line:
     if not path.is_file():
         raise ValueError(f"{folder} holds no run (there is no {RECORD} in it)")
     try:
-        header: Line = next(read_record(folder))
-        if header["event"] != "header":
-            raise KeyError("event")
-    except (StopIteration, KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError):
-        raise ValueError(f"{path} does not begin with a run's header; it is damaged or of another program") from None
+        header = next(read_record(folder), {})
+    except ValueError:
+        header = {}
+    kinds = {name: type(header.get(name)) for name in ("config", "execution", "name", "num_versions", "seed")}
+    told = kinds.pop("config") in (dict, type(None)) and kinds == {
+        "execution": dict,
+        "name": str,
+        "num_versions": int,
+        "seed": int,
+    }
+    if header.get("event") != "header" or "config" not in header or not told:
+        raise ValueError(f"{path} does not begin with a run's header; it is damaged or of another program")
     return header
 
 

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from fedecho.core.checkpoint import write_atomically
+from fedecho.experiments.identity import check_same, is_finished
 from fedecho.experiments.paper import Cell, Settings
-from fedecho.experiments.record import RECORD, Line, read_header
+from fedecho.experiments.record import RECORD, Line, read_header, read_record
 from fedecho.experiments.run import Watch, simulate
+from fedecho.experiments.summary import Summary
 
 
 @dataclass(frozen=True)
@@ -62,12 +64,14 @@ def run_cell(
     """Run a cell, or go on with it where it was stopped, and keep its result."""
     experiment, folder = cell.experiment(extra), runs / cell.table / cell.slug
     resume = (folder / RECORD).exists()
-    result = simulate(experiment, out=folder, resume=resume, watch=watch, say=say, **options)
+    if not is_finished(folder):  # else it was stopped between its end and this
+        simulate(experiment, out=folder, resume=resume, watch=watch, say=say, **options)
+    check_same(folder, experiment)
     header = read_header(folder)
     kept = CellResult(
         cell=cell.slug,
-        summary=asdict(result.summary),
-        evaluations=[{key: line[key] for key in ("version", "time", "accuracy", "real_s")} for line in result.evaluations],
+        summary=asdict(Summary.read(folder)),
+        evaluations=_evaluations(folder),
         config=header["config"],
         execution=header["execution"],
         software=header["software"],
@@ -78,6 +82,11 @@ def run_cell(
     target.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(target, (json.dumps(asdict(kept), indent=1) + "\n").encode())
     return kept
+
+
+def _evaluations(folder: Path) -> list[Line]:
+    lines = (line for line in read_record(folder) if line["event"] == "evaluation")
+    return [{key: line[key] for key in ("version", "time", "accuracy", "real_s")} for line in lines]
 
 
 def _unlabeled(experiment: Any) -> str:
