@@ -16,7 +16,18 @@ from fedecho.core.server import Server
 from fedecho.core.types import ClientUpdate, Joined, Left, Lost
 
 NAN, INF = float("nan"), float("inf")
-BOUNDS = Admission(max_norm=100.0, max_examples=1000)
+BOUNDS = Admission(max_norm=100.0, max_examples=1000, max_steps=500, max_metrics=2, max_bytes=1000)
+
+CODES = {"update is": "wrong base", "shape": "wrong shape", "dtype": "wrong dtype", "not finite": "not finite", "norm": "norm"}
+CODES |= {"num_examples": "num_examples", "num_steps": "num_steps", "correction is missing": "correction", "metric": "metrics"}
+CODES |= {"bytes": "too large", "sparse": "wrong kind", "meta": "wrong kind", "gradients": "wrong kind"}
+
+
+def code_of(reason: str) -> str:
+    """The word by which a reason is counted."""
+    (found,) = {code for word, code in CODES.items() if word in reason and not (code == "not finite" and "metric" in reason)}
+    return found
+
 
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "base from the future": ({"base_version": 1}, "update is based on version 1, not 0"),
@@ -42,7 +53,24 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "no examples": ({"num_examples": 0}, "num_examples 0 is outside 1 to 1000"),
     "minus examples": ({"num_examples": -5}, "num_examples -5 is outside 1 to 1000"),
     "too many examples": ({"num_examples": 1001}, "num_examples 1001 is outside 1 to 1000"),
-    "no steps": ({"num_steps": 0}, "num_steps 0 is below 1"),
+    "no steps": ({"num_steps": 0}, "num_steps 0 is outside 1 to 500"),
+    "too many steps": ({"num_steps": 501}, "num_steps 501 is outside 1 to 500"),
+    "examples that are no number": ({"num_examples": "7"}, "num_examples 7 is outside 1 to 1000"),
+    "half an example": ({"num_examples": 1.5}, "num_examples 1.5 is outside 1 to 1000"),
+    "a metric that is not finite": ({"metrics": {"loss": NAN}}, "metric 'loss' is not a finite number"),
+    "a metric that is no number": ({"metrics": {"loss": "low"}}, "metric 'loss' is not a finite number"),
+    "too many metrics": ({"metrics": dict.fromkeys("abc", 1.0)}, "there are 3 metrics, more than 2"),
+    "a metric with a long name": ({"metrics": {"m" * 101: 1.0}}, "a metric's name is no string of at most 100 characters"),
+    "a delta that asks for gradients": ({"delta": torch.ones(3, requires_grad=True)}, "delta still asks for gradients"),
+    "a sparse delta": (
+        {"delta": torch.ones(3).to_sparse()},
+        "delta is torch.sparse_coo on cpu, not torch.strided on cpu",
+    ),
+    "a delta without data": (
+        {"delta": torch.ones(3, device="meta")},
+        "delta is torch.strided on meta, not torch.strided on cpu",
+    ),
+    "too many bytes": ({"delta": torch.ones(300)}, "update has 1220 bytes, more than 1000"),
 }
 
 METHODS: dict[str, Callable[[], Any]] = {
@@ -63,20 +91,25 @@ def busy_server(algorithm: Any) -> Server[Any]:
     return server
 
 
+def _odd(tensor: torch.Tensor) -> bool:
+    return tensor.is_sparse or tensor.is_meta
+
+
 def assert_rejected(server: Server[Any], update: ClientUpdate, reason: str) -> None:
     """The reason is said and counted, the state and every model keep their bits, and the slot is filled again."""
     before = contents({"state": server.state, "model": server.model})
-    given_bits = contents([update.delta, update.buffers, update.correction])
+    readable = [tensor for tensor in (update.delta, update.buffers, update.correction) if tensor is None or not _odd(tensor)]
+    given_bits = contents(readable)
     work = server.open[update.client]
     receipt = server.receive(update)
     assert (receipt.status, receipt.client, receipt.reason) == ("rejected", update.client, reason)
     assert (receipt.dispatch, receipt.base_version, receipt.staleness) == (work.number, work.base_version, 0)
     assert (receipt.norm, receipt.metrics) == (0.0, {}), "nothing an untrusted update says is passed on"
     assert contents({"state": server.state, "model": server.model}) == before
-    assert contents([update.delta, update.buffers, update.correction]) == given_bits
+    assert contents(readable) == given_bits
     assert update.client not in server.open
     assert update.client in server.idle
-    assert (server.counts["rejected"], server.reasons[reason]) == (1, 1)
+    assert (server.counts["rejected"], receipt.code, server.reasons[receipt.code]) == (1, code_of(reason), 1)
     (replacement,) = server.refill()
     assert replacement.number == server.num_dispatched - 1
     assert len(server.open) == server.concurrency
@@ -164,6 +197,13 @@ def test_one_entry_that_is_not_finite_is_enough(values: list[float], poison: flo
         ({"max_norm": -1.0}, r"max_norm must be above 0, got -1.0"),
         ({"max_norm": NAN}, r"max_norm must be above 0, got nan"),
         ({"max_examples": 0}, r"max_examples must be at least 1, got 0"),
+        ({"max_steps": 0}, r"max_steps must be at least 1, got 0"),
+        ({"max_bytes": 0}, r"max_bytes must be at least 1, got 0"),
+        ({"norm_window": 9}, r"norm_window must be at least 10, got 9"),
+        ({"max_norm_ratio": 0.9}, r"max_norm_ratio must be at least 1, got 0.9"),
+        ({"max_metrics": -1}, r"max_metrics must be at least 0, got -1"),
+        ({"max_strikes": -1}, r"max_strikes must be at least 0, got -1"),
+        ({"set_aside_versions": -1}, r"set_aside_versions must be at least 0, got -1"),
     ],
 )
 def test_bounds_that_let_nobody_in_are_refused(settings_: dict[str, Any], message: str) -> None:

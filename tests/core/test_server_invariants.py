@@ -9,10 +9,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from small_server import answer, contents, good_update, make_server
 
 from fedecho.algorithms import FedAC, FedAvg, FedBuff
+from fedecho.core.admission import Admission
 from fedecho.core.server import Receipt
 from fedecho.core.types import Joined, Left, Lost
 
 clients = st.integers(0, 5)
+
+
+BOUNDS = Admission(max_strikes=2, set_aside_versions=2)
 
 
 class Federation(RuleBasedStateMachine):
@@ -27,7 +31,7 @@ class Federation(RuleBasedStateMachine):
             "fedavg": lambda: FedAvg(buffer_size=self.concurrency),
             "fedac": lambda: FedAC(buffer_size=size, num_clients=num_clients),
         }[method]()
-        self.server = make_server(num_clients=num_clients, concurrency=self.concurrency, algorithm=algorithm)
+        self.server = make_server(num_clients=num_clients, concurrency=self.concurrency, algorithm=algorithm, admission=BOUNDS)
         self.num_clients, self.synchronous = num_clients, method == "fedavg"
         self.away: set[int] = set()
         self.sent: dict[int, tuple[int, int]] = {}
@@ -107,15 +111,17 @@ class Federation(RuleBasedStateMachine):
 
     @invariant()
     def every_client_is_in_one_place(self) -> None:
-        """At work, idle or waiting for its round to end; or away, which is none of the first two."""
+        """At work, idle, set aside or waiting for its round to end; or away, which is none of the first two."""
         idle, busy = self.server.idle.ordered(), set(self.server.open)
         reported = [client for client in self.server.reported if client >= 0]
         assert len(set(idle)) == len(idle)
         assert len(set(reported)) == len(reported)
         assert not set(idle) & busy
         assert not (set(idle) | busy) & set(reported)
-        assert not (set(idle) | busy) & self.away
-        assert set(idle) | busy | set(reported) | self.away == set(range(self.num_clients))
+        aside = set(self.server.gate.set_aside)
+        assert not (set(idle) | busy) & (self.away | aside)
+        assert self.server.gate.absent == aside & self.away
+        assert set(idle) | busy | set(reported) | self.away | aside == set(range(self.num_clients))
         assert self.synchronous or not self.server.reported
 
     @invariant()

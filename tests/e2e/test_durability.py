@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -276,6 +277,7 @@ class SmallCell:
 
     table: str = "small"
     slug: str = "cell"
+    row: Any = field(default_factory=lambda: SimpleNamespace(untrained=False))
 
     def experiment(self, extra: object) -> Experiment:
         return small(2)

@@ -14,7 +14,7 @@ from official_files import generated, write_cifar10
 from typer.testing import CliRunner
 
 from fedecho.cli import app
-from fedecho.experiments.paper import TABLES
+from fedecho.cli.tables import TABLES
 
 ROOT = Path(__file__).parents[2]
 SMALL = [

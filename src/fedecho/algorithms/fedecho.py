@@ -10,6 +10,7 @@ from fedecho.core.types import Advance, Arrival, GlobalModel, Weights
 from fedecho.distill.bank import Bank
 from fedecho.distill.distiller import Adam, Distiller
 from fedecho.distill.student import Student
+from fedecho.distill.token_bank import TokenBank
 
 S = TypeVar("S")
 
@@ -19,7 +20,7 @@ class Echo(Generic[S]):
     """The inner method's state, the bank of latest logits and the distillation's Adam."""
 
     inner: S
-    bank: Bank
+    bank: Bank | TokenBank
     adam: Adam
 
 
@@ -50,8 +51,7 @@ class FedEcho(Generic[S]):
 
     def init(self, model: GlobalModel) -> Echo[S]:
         student = self._student
-        bank = Bank(student.num_unlabeled, student.num_classes(), student.device, self.distiller.average)
-        return Echo(self.inner.init(model), bank, Adam.fresh(model.weights.params))
+        return Echo(self.inner.init(model), student.bank(self.distiller), Adam.fresh(model.weights.params))
 
     def receive(self, state: Echo[S], arrival: Arrival) -> Echo[S]:
         """Lines 4 and 5: the client's own model, x_s + Delta with its own statistics, speaks on U once and is dropped."""

@@ -32,7 +32,9 @@ PrecisionOption = Annotated[str, typer.Option("--precision", help="On a GPU: bf1
 Deterministic = Annotated[bool, typer.Option("--deterministic", help="On a GPU: the same bytes every time, slower.")]
 CheckpointEvery = Annotated[float, typer.Option("--checkpoint-every", metavar="SECONDS", help="Real time between checkpoints.")]
 
-DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Where image sets are; by default FEDECHO_DATA, else ./data.")]
+DataDir = Annotated[
+    Path | None, typer.Option("--data-dir", help="Where data and models are; by default FEDECHO_DATA, else ./data.")
+]
 
 
 def use_data_dir(folder: Path | None) -> None:

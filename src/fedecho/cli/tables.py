@@ -29,13 +29,16 @@ from fedecho.core.drive import Moment
 from fedecho.experiments.build import Execution
 from fedecho.experiments.config import ConfigError, load
 from fedecho.experiments.cost import server_cost
-from fedecho.experiments.paper import TABLES, Cell, PaperTable
+from fedecho.experiments.paper import TABLES as VISION_TABLES
+from fedecho.experiments.paper import Cell, PaperTable
+from fedecho.experiments.paper_text import TABLES as TEXT_TABLES
 from fedecho.experiments.results import CellResult, read_result, run_cell
 from fedecho.experiments.state import RunState
 from fedecho.report.paper_tables import as_csv, as_markdown, as_text, lines_of, notes_of
 from fedecho.report.progress import LiveProgress
 
 RESULTS = Path("results")
+TABLES = VISION_TABLES | TEXT_TABLES
 
 
 def table(

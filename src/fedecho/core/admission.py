@@ -2,56 +2,122 @@
 
 from dataclasses import dataclass
 from math import isfinite
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedecho.core.types import ClientUpdate, GlobalModel
 
+MAX_NAME = 100
+"""The longest name of a metric."""
+
+
+class Fault(NamedTuple):
+    """Why an update was refused: a word to count by, and the whole story for the record."""
+
+    code: str
+    text: str
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
-    """The bounds on an update."""
+    """The bounds on an update, and what becomes of a client that keeps breaking them. The defaults refuse no honest client.
+
+    ``max_norm`` bounds the L2 norm of a delta; ``max_norm_ratio`` bounds it by a multiple of the running median of the last
+    ``norm_window`` accepted norms, once a tenth of the window is filled; None is no bound. A client refused ``max_strikes`` times
+    in a row gets no work for ``set_aside_versions`` versions; 0 strikes sets nobody aside.
+    """
 
     max_norm: float | None = None
-    """The largest L2 norm of a delta, or no bound."""
+    max_norm_ratio: float | None = 100.0
+    norm_window: int = 200
     max_examples: int = 1_000_000_000
+    max_steps: int = 1_000_000_000
+    max_metrics: int = 64
+    max_bytes: int = 16 * 2**30
+    max_strikes: int = 5
+    set_aside_versions: int = 10
 
     def __post_init__(self) -> None:
         if self.max_norm is not None and not self.max_norm > 0:
             raise ValueError(f"admission.max_norm must be above 0, got {self.max_norm}")
-        if self.max_examples < 1:
-            raise ValueError(f"admission.max_examples must be at least 1, got {self.max_examples}")
+        if self.max_norm_ratio is not None and not self.max_norm_ratio >= 1:
+            raise ValueError(f"admission.max_norm_ratio must be at least 1, got {self.max_norm_ratio}")
+        for name, least in (("norm_window", 10), ("max_examples", 1), ("max_steps", 1), ("max_bytes", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"admission.{name} must be at least {least}, got {getattr(self, name)}")
+        for name in ("max_metrics", "max_strikes", "set_aside_versions"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"admission.{name} must be at least 0, got {getattr(self, name)}")
 
-    def fault(self, update: ClientUpdate, base: GlobalModel, norm: float, wants_correction: bool) -> str | None:
-        """Why the update is refused, or None. ``norm`` is that of its delta."""
+    def fault(self, update: ClientUpdate, norm: float, median: float | None, wants_correction: bool) -> Fault | None:
+        """Why the update is refused, or None. ``norm`` is that of its delta, ``median`` the usual one if it is known."""
+        return (
+            self._norm_fault(norm, median)
+            or _values_fault(update, wants_correction)
+            or self._range_fault(update)
+            or self._metrics_fault(update)
+        )
+
+    def too_large(self, update: ClientUpdate) -> Fault | None:
+        """More bytes than a message may have."""
+        tensors = [update.delta, update.buffers, *([] if update.correction is None else [update.correction])]
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return Fault("too large", f"update has {size} bytes, more than {self.max_bytes}") if size > self.max_bytes else None
+
+    def _norm_fault(self, norm: float, median: float | None) -> Fault | None:
         if not isfinite(norm):
-            return "delta is not finite"
+            return Fault("not finite", "delta is not finite")
         if self.max_norm is not None and norm > self.max_norm:
-            return f"delta's norm {norm:.4g} is above the bound {self.max_norm:.4g}"
-        if not _finite(update.buffers):
-            return "buffers are not finite"
-        if wants_correction and update.correction is None:
-            return "correction is missing"
-        if update.correction is not None and not _finite(update.correction):
-            return "correction is not finite"
-        if not 1 <= update.num_examples <= self.max_examples:
-            return f"num_examples {update.num_examples} is outside 1 to {self.max_examples}"
-        if update.num_steps < 1:
-            return f"num_steps {update.num_steps} is below 1"
+            return Fault("norm", f"delta's norm {norm:.4g} is above the bound {self.max_norm:.4g}")
+        if self.max_norm_ratio is not None and median is not None and norm > self.max_norm_ratio * median:
+            bound = f"{self.max_norm_ratio:.4g} times the median {median:.4g}"
+            return Fault("norm", f"delta's norm {norm:.4g} is above {bound}")
+        return None
+
+    def _range_fault(self, update: ClientUpdate) -> Fault | None:
+        for name, most in (("num_examples", self.max_examples), ("num_steps", self.max_steps)):
+            value = getattr(update, name)
+            if not isinstance(value, int) or not 1 <= value <= most:
+                return Fault(name, f"{name} {value} is outside 1 to {most}")
+        return None
+
+    def _metrics_fault(self, update: ClientUpdate) -> Fault | None:
+        if len(update.metrics) > self.max_metrics:
+            return Fault("metrics", f"there are {len(update.metrics)} metrics, more than {self.max_metrics}")
+        for name, value in update.metrics.items():
+            if not isinstance(name, str) or len(name) > MAX_NAME:
+                return Fault("metrics", f"a metric's name is no string of at most {MAX_NAME} characters")
+            if not isinstance(value, int | float) or not isfinite(value):
+                return Fault("metrics", f"metric {name!r} is not a finite number")
         return None
 
 
-def misfit(update: ClientUpdate, base: GlobalModel) -> str | None:
+def _values_fault(update: ClientUpdate, wants_correction: bool) -> Fault | None:
+    if not _finite(update.buffers):
+        return Fault("not finite", "buffers are not finite")
+    if wants_correction and update.correction is None:
+        return Fault("correction", "correction is missing")
+    if update.correction is not None and not _finite(update.correction):
+        return Fault("not finite", "correction is not finite")
+    return None
+
+
+def misfit(update: ClientUpdate, base: GlobalModel) -> Fault | None:
     """Tensors of the wrong length or kind, or None. Comes before anything computes with them."""
     wanted = {"delta": (update.delta, base.weights.params), "buffers": (update.buffers, base.weights.buffers)}
     if update.correction is not None:
         wanted["correction"] = (update.correction, base.weights.params)
     for name, (got, like) in wanted.items():
         if got.shape != like.shape:
-            return f"{name} has shape {tuple(got.shape)}, not {tuple(like.shape)}"
+            return Fault("wrong shape", f"{name} has shape {tuple(got.shape)}, not {tuple(like.shape)}")
         if got.dtype != like.dtype:
-            return f"{name} has dtype {got.dtype}, not {like.dtype}"
+            return Fault("wrong dtype", f"{name} has dtype {got.dtype}, not {like.dtype}")
+        if got.layout != like.layout or got.device != like.device:
+            return Fault("wrong kind", f"{name} is {got.layout} on {got.device}, not {like.layout} on {like.device}")
+        if got.requires_grad:
+            return Fault("wrong kind", f"{name} still asks for gradients")
     return None
 
 

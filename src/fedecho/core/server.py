@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from fedecho.core.admission import Admission, misfit, norm_of
+from fedecho.core.admission import Admission, Fault, misfit, norm_of
 from fedecho.core.algorithm import Algorithm, demands
+from fedecho.core.gate import Gate
 from fedecho.core.idle import Idle
 from fedecho.core.rng import below, derive
 from fedecho.core.types import Arrival, ClientUpdate, Dispatch, GlobalModel, Joined, Left, Lost, Message
@@ -25,11 +26,12 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What became of one message: accepted, rejected, lost, joined, left or ignored."""
+    """What became of one message: accepted, rejected, lost, joined, left or ignored. Reasons are counted by their ``code``."""
 
     status: str
     client: int
     reason: str = ""
+    code: str = ""
     dispatch: int = -1
     base_version: int = -1
     staleness: int = -1
@@ -68,6 +70,7 @@ class Server(Generic[S]):
         self.concurrency = concurrency
         self.seed = seed
         self.admission = admission or Admission()
+        self.gate = Gate(self.admission)
         self.demands = demands(algorithm)
         self.state = algorithm.init(model)
         self.versions = Versions(model)
@@ -90,6 +93,8 @@ class Server(Generic[S]):
     def refill(self) -> list[Dispatch]:
         """Give x_t to idle clients, chosen uniformly, until Mc are at work or nobody is idle."""
         dispatches = []
+        if not (self.open or len(self.idle)) and len(self.reported) < self.concurrency:
+            self._readmit(all_of_them=True)  # better a client that was set aside than a server that waits for ever
         while len(self.open) + len(self.reported) < self.concurrency and len(self.idle):
             number = self.num_dispatched
             client = self.idle[below(len(self.idle), self.seed, "select", number)]
@@ -103,7 +108,7 @@ class Server(Generic[S]):
     def receive(self, message: Message) -> Receipt:
         """Take one message of the transport. Bad ones change nothing but the slot they held."""
         if not 0 <= message.client < self.num_clients:
-            receipt = Receipt("rejected", message.client, f"client {message.client} is unknown")
+            receipt = Receipt("rejected", message.client, f"client {message.client} is unknown", "unknown client")
         elif isinstance(message, ClientUpdate):
             receipt = self._admit(message)
         elif isinstance(message, Joined):
@@ -114,7 +119,7 @@ class Server(Generic[S]):
             receipt = self._lose(message)
         self.counts[receipt.status] += 1
         if receipt.status in ("rejected", "lost"):
-            self.reasons[receipt.reason] += 1
+            self.reasons[receipt.code or receipt.reason] += 1
         return receipt
 
     def advance(self) -> Step:
@@ -128,29 +133,49 @@ class Server(Generic[S]):
                 self.idle.add(client)
         self.departed.clear()
         self.reported.clear()
+        self._readmit()
         return Step(model, advance.metrics)
+
+    def _readmit(self, *, all_of_them: bool = False) -> None:
+        for client in self.gate.returning(self.model.version, all_of_them=all_of_them):
+            self.idle.add(client)
 
     def _admit(self, update: ClientUpdate) -> Receipt:
         work = self.open.get(update.client)
         if work is None:
-            return Receipt("rejected", update.client, "update was not asked for")
+            return Receipt("rejected", update.client, "update was not asked for", "not asked for")
         base = self._close(update.client, work)
         staleness = self.model.version - base.version
-        if update.base_version != work.base_version:
-            reason: str | None = f"update is based on version {update.base_version}, not {work.base_version}"
-        else:
-            reason = misfit(update, base)
-        norm = norm_of(update.delta) if reason is None else 0.0
-        reason = reason or self.admission.fault(update, base, norm, self.demands.control_variates)
-        if reason is not None:
-            self.idle.add(update.client)
-            return Receipt("rejected", update.client, reason, work.number, work.base_version, staleness)
+        fault, norm = self._fault(update, base)
+        if fault is not None:
+            return self._refuse(update.client, work, staleness, fault)
+        self.gate.accepted(update.client, norm)
         if self.demands.synchronous:
             self.reported.append(update.client)
         else:
             self.idle.add(update.client)
         self.state = self.algorithm.receive(self.state, Arrival(update, base, self.model))
-        return Receipt("accepted", update.client, "", work.number, work.base_version, staleness, norm, update.metrics)
+        known = (work.number, work.base_version, staleness, norm)
+        return Receipt("accepted", update.client, "", "", *known, update.metrics)
+
+    def _fault(self, update: ClientUpdate, base: GlobalModel) -> tuple[Fault | None, float]:
+        """What is wrong with an update to a job from ``base``, if anything, and its norm."""
+        if update.base_version != base.version:
+            text = f"update is based on version {update.base_version}, not {base.version}"
+            return Fault("wrong base", text), 0.0
+        fault = self.admission.too_large(update) or misfit(update, base)
+        if fault is not None:
+            return fault, 0.0
+        norm = norm_of(update.delta)
+        return self.admission.fault(update, norm, self.gate.median(), self.demands.control_variates), norm
+
+    def _refuse(self, client: int, work: Open, staleness: int, fault: Fault) -> Receipt:
+        text = fault.text
+        if self.gate.refused(client, self.model.version):
+            text += f"; set aside until version {self.gate.set_aside[client]}"
+        else:
+            self.idle.add(client)
+        return Receipt("rejected", client, text, fault.code, work.number, work.base_version, staleness)
 
     def _close(self, client: int, work: Open) -> GlobalModel:
         del self.open[client]
@@ -163,11 +188,13 @@ class Server(Generic[S]):
         base = self._close(lost.client, work)
         self.idle.add(lost.client)
         staleness = self.model.version - base.version
-        return Receipt("lost", lost.client, lost.reason, work.number, work.base_version, staleness)
+        return Receipt("lost", lost.client, lost.reason, "", work.number, work.base_version, staleness)
 
     def _join(self, client: int) -> Receipt:
         if client in self.open or (client in self.reported and client not in self.departed):
             return Receipt("ignored", client, "joined while at work")
+        if self.gate.joined(client):
+            return Receipt("ignored", client, f"set aside until version {self.gate.set_aside[client]}")
         if client in self.departed:
             self.departed.remove(client)  # idle again after the step: nobody is heard twice in a round
         else:
@@ -177,6 +204,7 @@ class Server(Generic[S]):
     def _leave(self, client: int) -> Receipt:
         receipt = self._lose(Lost(client, "client went away"))
         self.idle.remove(client)
+        self.gate.left(client)
         if client in self.reported:
             self.departed.add(client)  # its update stays in the round, so its slot does too
         return receipt if receipt.status == "lost" else Receipt("left", client)
@@ -196,6 +224,7 @@ class Server(Generic[S]):
             "num_dispatched": self.num_dispatched,
             "counts": dict(self.counts),
             "reasons": dict(self.reasons),
+            "gate": self.gate.to_tree(),
         }
 
     def restore(self, tree: Mapping[str, Any]) -> None:
@@ -211,3 +240,4 @@ class Server(Generic[S]):
         self.num_dispatched = tree["num_dispatched"]
         self.counts = Counter(tree["counts"])
         self.reasons = Counter(tree["reasons"])
+        self.gate = Gate(self.admission).from_tree(tree["gate"])

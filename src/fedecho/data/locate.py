@@ -1,16 +1,24 @@
 """Where data files are: the ``--data-dir`` argument, else the environment variable FEDECHO_DATA, else ./data."""
 
 import os
+import re
 from pathlib import Path
 
 VARIABLE = "FEDECHO_DATA"
+HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+"""owner/name: a bare name is always a folder, so that nothing is ever downloaded by mistake."""
 
 FOLDERS: dict[str, tuple[str, ...]] = {
     "cifar10": ("cifar-10-batches-py", "cifar-10-batches-bin"),
     "cifar100": ("cifar-100-python", "cifar-100-binary"),
     "stl10": ("stl10_binary",),
+    "mrpc": ("MRPC", "glue_mrpc", "mrpc"),
+    "gsm8k": ("gsm8k", "GSM8K"),
+    "mathinstruct": ("MathInstruct", "mathinstruct"),
 }
 """The folders in which a set's authors publish it; any one will do."""
+FETCHED = ("cifar10", "cifar100", "stl10")
+"""The sets that ``fedecho data fetch`` knows."""
 
 
 class MissingDataError(ValueError):
@@ -35,7 +43,21 @@ def find(name: str, data_dir: Path | None = None) -> Path:
 def remedy(name: str) -> str:
     """How to get a set, or the folder of one."""
     elsewhere = f"say where it is with --data-dir or {VARIABLE}"
-    for known, folders in FOLDERS.items():
-        if name == known or name in folders:
+    for known in FETCHED:
+        if name == known or name in FOLDERS[known]:
             return f"run `fedecho data fetch {known}`, or {elsewhere}"
     return elsewhere
+
+
+def find_model(name: str, data_dir: Path | None = None) -> str:
+    """The folder of saved weights of that name, here or in the data folder; else the name itself if it can be one at the hub."""
+    inside = data_folder(data_dir)
+    for folder in (Path(name).expanduser(), inside / name, inside / Path(name).name):
+        if folder.is_dir():
+            return str(folder)
+    if HUB_NAME.fullmatch(name):
+        return name
+    raise MissingDataError(
+        f"there is no model folder {name}, nor one of that name in {inside}: give task.model a folder that a model was "
+        "saved into, or a name at the hub such as google-bert/bert-base-uncased"
+    )

@@ -73,6 +73,10 @@ class Bank:
     def num_bytes(self) -> int:
         return self.total.nbytes + len(self.entries) * self.total.numel() * 4
 
+    def bytes_with(self, num_clients: int) -> int:
+        """Once so many clients have been heard."""
+        return self.total.nbytes + num_clients * self.total.numel() * 4
+
     def mean_age(self, version: int) -> float:
         """How old the teachers are on average, in versions."""
         return version - self._heard_sum / len(self.heard_at) if self.heard_at else 0.0

@@ -13,7 +13,7 @@ from fedecho.core.lanes import WARM_UPS, Graph, lane_on
 from fedecho.core.types import Weights
 from fedecho.distill.distiller import Adam, Distiller
 from fedecho.distill.loss import clip_factor, distillation_loss
-from fedecho.distill.student import Student
+from fedecho.distill.student import Student, Teacher
 
 
 class DeviceStudent:
@@ -145,9 +145,9 @@ class CapturedStudent(Student):
         return graph.run()
 
     def teach(
-        self, distiller: Distiller, adam: Adam, weights: Weights, teacher: Tensor, batches: list[Tensor]
+        self, distiller: Distiller, adam: Adam, weights: Weights, teacher: Teacher, batches: list[Tensor]
     ) -> tuple[Adam, Weights, Tensor]:
-        if any(len(rows) != distiller.batch_size for rows in batches):
+        if not isinstance(teacher, Tensor) or any(len(rows) != distiller.batch_size for rows in batches):
             return super().teach(distiller, adam, weights, teacher, batches)  # a partial batch: not what was captured
         if "teach" not in self._graphs:
             self._graphs["teach"] = TeachGraph(self._net, distiller, len(batches), teacher)

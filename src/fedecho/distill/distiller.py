@@ -11,7 +11,7 @@ from fedecho.core.rng import global_rng, torch_rng
 from fedecho.core.types import Weights
 from fedecho.distill.bank import Average
 from fedecho.distill.loss import clip_factor, distillation_loss
-from fedecho.distill.student import Student
+from fedecho.distill.student import Student, Teacher
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,10 @@ class Distiller:
     ``alpha_min == alpha_max`` fixes alpha; ``clip_norm = inf`` does not clip; ``average`` is over logits (the paper) or
     probabilities (its appendix); ``batch_norm = "frozen"`` keeps the student's statistics; ``moments = "fresh"`` restarts Adam
     at each version; ``num_distill_steps = None`` is one shuffled pass over U, 0 is no distillation.
+
+    What the bank of a language model keeps of each token: ``token_bank`` is "exact" (hidden states), "topk" (the ``top_k`` largest
+    logits, 64 by default) or "full"; None is exact where the head is frozen and bias-free, else topk. ``half_bank`` keeps it in
+    float16.
     """
 
     distill_lr: float = 3e-6
@@ -48,6 +52,9 @@ class Distiller:
     average: Average = "logits"
     batch_norm: Literal["train", "frozen"] = "train"
     moments: Literal["carried", "fresh"] = "carried"
+    token_bank: Literal["exact", "topk", "full"] | None = None
+    top_k: int | None = None
+    half_bank: bool | None = None
 
     def __post_init__(self) -> None:
         for name in ("beta1", "beta2"):
@@ -61,6 +68,10 @@ class Distiller:
             raise ValueError(f"distiller.batch_size must be at least 1, got {self.batch_size}")
         if self.num_distill_steps is not None and self.num_distill_steps < 0:
             raise ValueError(f"num_distill_steps must be at least 0, got {self.num_distill_steps}")
+        if self.token_bank not in (None, "exact", "topk", "full"):
+            raise ValueError(f"distiller.token_bank must be 'exact', 'topk' or 'full', got {self.token_bank!r}")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"distiller.top_k must be at least 1, got {self.top_k}")
         if not self.clip_norm > 0:
             raise ValueError(f"clip_norm must be above 0 (inf for none), got {self.clip_norm}")
         if not 0 <= self.alpha_min <= self.alpha_max <= 1:
@@ -74,7 +85,7 @@ class Distiller:
         return -(-num_unlabeled // self.batch_size) if self.num_distill_steps is None else self.num_distill_steps
 
     def distill(
-        self, student: Student, adam: Adam, weights: Weights, teacher: Tensor, seed: int
+        self, student: Student, adam: Adam, weights: Weights, teacher: Teacher, seed: int
     ) -> tuple[Adam, Weights, dict[str, float]]:
         """Teach ``weights`` and give back new ones. Nothing is read off the device before the last step is under way."""
         if self.moments == "fresh":

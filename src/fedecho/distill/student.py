@@ -2,17 +2,23 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from fedecho.core.layout import BoundNetwork
 from fedecho.core.types import Weights
+from fedecho.distill.bank import Bank
 
 if TYPE_CHECKING:
     from fedecho.distill.distiller import Adam, Distiller
+
+
+class Teacher(Protocol):
+    """The mean teacher's logits at some rows of U: a tensor, or what can make them."""
+
+    def __getitem__(self, rows: Tensor, /) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -33,7 +39,11 @@ class Student:
     def device(self) -> torch.device:
         return self.network.weights.params.device
 
-    def infer(self, weights: Weights) -> Float[Tensor, "unlabeled classes"]:
+    def bank(self, distiller: "Distiller") -> Any:
+        """An empty bank for what ``infer`` gives."""
+        return Bank(self.num_unlabeled, self.num_classes(), self.device, distiller.average)
+
+    def infer(self, weights: Weights) -> Any:
         """The logits of a model on the whole of U, in eval mode."""
         self.network.load(weights)
         module = self.network.module.eval()
@@ -42,7 +52,7 @@ class Student:
             return torch.cat([self.logits(module, part) for part in rows.split(self.chunk)]).float()
 
     def teach(
-        self, distiller: "Distiller", adam: "Adam", weights: Weights, teacher: Tensor, batches: list[Tensor]
+        self, distiller: "Distiller", adam: "Adam", weights: Weights, teacher: Teacher, batches: list[Tensor]
     ) -> tuple["Adam", Weights, Tensor]:
         """Q steps on the given rows of U, from ``weights`` to new ones, with what was seen at each step."""
         network, seen = self.network, []

@@ -15,7 +15,9 @@ from fedecho.core.rng import derive
 from fedecho.core.server import Server
 from fedecho.core.task import Task
 from fedecho.core.types import GlobalModel, Weights
+from fedecho.distill.distiller import Distiller
 from fedecho.distill.student import Student
+from fedecho.distill.token_student import student_for
 from fedecho.experiments.experiment import Experiment
 from fedecho.learning.local import LocalTraining
 from fedecho.learning.trainer import Trainer
@@ -112,7 +114,7 @@ def assembled(
         return
     network = bound_network(experiment.task, experiment.seed)
     runtimes = _runtimes(experiment)
-    student = _student_of(experiment, lambda: Student(network, experiment.task.logits, experiment.task.num_unlabeled))
+    student = _student_of(experiment, lambda: student_for(network, experiment.task, distiller_of(experiment)))
     server = _server(experiment, network, student)
     runner = _executor(experiment, execution, network, runtimes)
     try:
@@ -146,6 +148,10 @@ def _runtimes(experiment: Experiment) -> ClientRuntimes:
     task = experiment.task
     sizes = [task.num_examples(client) for client in range(task.num_clients)]
     return experiment.runtimes.assign(sizes, experiment.seed)
+
+
+def distiller_of(experiment: Experiment) -> Distiller | None:
+    return getattr(experiment.algorithm, "distiller", None)
 
 
 def _student_of(experiment: Experiment, make: Callable[[], Student]) -> Student | None:

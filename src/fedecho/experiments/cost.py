@@ -60,14 +60,13 @@ def server_cost(experiment: Experiment, execution: Execution, num_versions: int)
             object.__setattr__(student, "infer", infer.around(student.infer))
             object.__setattr__(student, "teach", teach.around(student.teach))
         drive(simulation.server, simulation.transport, num_versions=1 + num_versions)
-        weights, classes = simulation.server.model.weights, 0 if student is None else student.num_classes()
-    entry = experiment.task.num_unlabeled * classes
+        weights, bank = simulation.server.model.weights, getattr(simulation.server.state, "bank", None)
     return ServerCost(
         inference_s=infer.seconds / num_versions,
         distillation_s=teach.seconds / num_versions,
         versions_alive=peak,
         versions_bytes=peak * _num_bytes(weights),
-        bank_bytes=entry * (4 * experiment.task.num_clients + 8),
+        bank_bytes=0 if bank is None else bank.bytes_with(experiment.task.num_clients),
     )
 
 

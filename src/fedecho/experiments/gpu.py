@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,6 +17,7 @@ from fedecho.core.task import Task
 from fedecho.core.types import Weights
 from fedecho.distill.captured import CapturedStudent, DeviceStudent, HeldModule
 from fedecho.distill.student import Student
+from fedecho.distill.token_student import student_for
 from fedecho.experiments.experiment import Experiment
 from fedecho.learning.trainer import Trainer
 from fedecho.models.row_norm import with_row_norm
@@ -33,7 +35,7 @@ class GpuParts:
 
     def __init__(self, experiment: Experiment, precision: Precision, device: torch.device) -> None:
         self.experiment, self.precision, self.device = experiment, precision, device
-        self.task: Task = _on(experiment.task, str(self.device))
+        self.task: Task = _on(experiment.task, str(self.device), precision)
         module = self.task.network(derive(experiment.seed, "network"))
         self.network: BoundNetwork = Layout.of(module).bind(module, self.device)
         self.eager = _why_not(self.task, experiment, module)
@@ -43,7 +45,7 @@ class GpuParts:
     def student(self) -> Student:
         task = self.task
         if self._net is None:
-            return Student(self.network, task.logits, task.num_unlabeled, CHUNK)
+            return student_for(self.network, task, getattr(self.experiment.algorithm, "distiller", None), CHUNK)
         return CapturedStudent(self.network, task.logits, task.num_unlabeled, CHUNK, self._net)
 
     def executor(self, num_slots: int, wanted: frozenset[int] | None) -> Executor:
@@ -105,11 +107,12 @@ def _shared_forward(description: str, training: bool, precision: Precision, devi
     return forward_of(module.train(training), precision)
 
 
-def _on(task: Task, device: str) -> Task:
+def _on(task: Task, device: str, precision: Precision) -> Task:
     if not hasattr(task, "on"):
         raise ValueError(f"{type(task).__name__} cannot be put on a GPU: it has no method on(device); use serial or pool")
-    placed: Task = task.on(device)
-    return placed
+    placed: Any = task.on(device)
+    ready: Task = placed.computing_in(precision.dtype) if hasattr(placed, "computing_in") else placed
+    return ready
 
 
 def _why_not(task: Task, experiment: Experiment, module: nn.Module) -> str:

@@ -80,6 +80,11 @@ def config_of(experiment: Experiment) -> Line | None:
         return None
 
 
+def notes_of(task: Any) -> dict[str, str]:
+    """What a task wants said beside its numbers: its model, its prompt, what stands in for what."""
+    return dict(getattr(task, "notes", {}))
+
+
 def header_of(simulation: Simulation, config: Line | None, execution: Line) -> Line:
     task = simulation.experiment.task
     classes = [simulation.runtimes.class_of(client) for client in range(task.num_clients)]
@@ -103,5 +108,6 @@ def header_of(simulation: Simulation, config: Line | None, execution: Line) -> L
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "num_params": simulation.layout.num_params,
         "num_unlabeled": task.num_unlabeled,
+        "notes": notes_of(task),
         "clients": {"examples": [task.num_examples(client) for client in range(task.num_clients)], "classes": classes},
     }

@@ -7,17 +7,19 @@ from fedecho.experiments.config import load
 from fedecho.experiments.experiment import Experiment
 
 Settings = tuple[str, ...]
+Values = dict[tuple[str, str], tuple[float, float | None]]
 METHODS = {"FedBuff": "fedbuff", "CA2FL": "ca2fl", "FedAC": "fedac", "FADAS": "fadas"}
 
 
 @dataclass(frozen=True)
 class Row:
-    """A method with its settings; ``control`` rows are ours alone and stand apart."""
+    """A method with its settings. ``control`` rows are ours alone and stand apart; an ``untrained`` one is the model as it was."""
 
     label: str
     algorithm: str
     settings: Settings = ()
     control: bool = False
+    untrained: bool = False
 
 
 @dataclass(frozen=True)
@@ -48,14 +50,20 @@ class Cell:
 
 @dataclass(frozen=True)
 class PaperTable:
-    """``values[row label, column label]`` is the paper's mean and deviation."""
+    """``values[row label, column label]`` is the paper's mean and deviation, where it gives one.
+
+    ``scores`` are further numbers of a run's last evaluation that are shown beside the accuracy, name in the record -> heading;
+    ``names_stand_ins`` adds to every row what took the place of what.
+    """
 
     name: str
     title: str
     recipe: str
     rows: tuple[Row, ...]
     columns: tuple[Column, ...]
-    values: dict[tuple[str, str], tuple[float, float]]
+    values: Values
+    scores: tuple[tuple[str, str], ...] = ()
+    names_stand_ins: bool = False
 
     def cells(self, seeds: tuple[int, ...]) -> Iterator[Cell]:
         for seed in seeds:
@@ -76,13 +84,13 @@ def _columns(first: float, second: float) -> tuple[Column, ...]:
     )
 
 
-def _values(rows: tuple[Row, ...], columns: tuple[Column, ...], figures: str) -> dict[tuple[str, str], tuple[float, float]]:
-    """One line of figures a row, ``mean/deviation`` a column."""
-    table = {}
+def values_of(rows: tuple[Row, ...], columns: tuple[Column, ...], figures: str) -> Values:
+    """One line of figures a row, ``mean/deviation`` a column; without the deviation where the paper gives none."""
+    table: Values = {}
     for row, line in zip((row for row in rows if not row.control), figures.strip().splitlines(), strict=True):
         for column, figure in zip(columns, line.split(), strict=True):
-            mean, deviation = figure.split("/")
-            table[row.label, column.label] = (float(mean), float(deviation))
+            mean, _, deviation = figure.partition("/")
+            table[row.label, column.label] = (float(mean), float(deviation) if deviation else None)
     return table
 
 
@@ -122,7 +130,7 @@ TABLES: dict[str, PaperTable] = {
         "cifar10",
         CIFAR10_ROWS,
         CIFAR10_COLUMNS,
-        _values(
+        values_of(
             CIFAR10_ROWS,
             CIFAR10_COLUMNS,
             """
@@ -142,7 +150,7 @@ TABLES: dict[str, PaperTable] = {
         "cifar100",
         CIFAR100_ROWS,
         CIFAR100_COLUMNS,
-        _values(
+        values_of(
             CIFAR100_ROWS,
             CIFAR100_COLUMNS,
             """
@@ -162,7 +170,7 @@ TABLES: dict[str, PaperTable] = {
         "cifar10",
         SAMPLE_ROWS,
         ONE,
-        _values(SAMPLE_ROWS, ONE, "61.86/6.05\n67.91/6.22\n75.39/2.93\n77.03/0.43"),
+        values_of(SAMPLE_ROWS, ONE, "61.86/6.05\n67.91/6.22\n75.39/2.93\n77.03/0.43"),
     ),
     "alpha": PaperTable(
         "alpha",
@@ -170,7 +178,7 @@ TABLES: dict[str, PaperTable] = {
         "cifar10",
         ALPHA_ROWS,
         ONE,
-        _values(ALPHA_ROWS, ONE, "71.01/2.79\n74.86/3.14\n74.92/2.54\n75.39/2.93"),
+        values_of(ALPHA_ROWS, ONE, "71.01/2.79\n74.86/3.14\n74.92/2.54\n75.39/2.93"),
     ),
     "clip": PaperTable(
         "clip",
@@ -178,6 +186,6 @@ TABLES: dict[str, PaperTable] = {
         "cifar10",
         CLIP_ROWS,
         ONE,
-        _values(CLIP_ROWS, ONE, "74.38/2.67\n75.39/2.93\n74.14/2.07"),
+        values_of(CLIP_ROWS, ONE, "74.38/2.67\n75.39/2.93\n74.14/2.07"),
     ),
 }

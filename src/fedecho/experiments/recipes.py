@@ -8,6 +8,7 @@ from fedecho.algorithms import CA2FL, FADAS, FedAC, FedAsync, FedAvg, FedBuff, F
 from fedecho.data.partition import DirichletPartitioner
 from fedecho.distill.distiller import Distiller
 from fedecho.experiments.experiment import Experiment
+from fedecho.experiments.text_recipes import mathinstruct, mrpc
 from fedecho.learning.local import LocalTraining
 from fedecho.simulation.runtimes import Runtimes
 from fedecho.tasks.cifar import CifarTask
@@ -102,4 +103,10 @@ class Recipe:
         return (self.make.__doc__ or "").strip().splitlines()[0]
 
 
-RECIPES: dict[str, Recipe] = {"digits": Recipe(digits), "cifar10": Recipe(cifar10), "cifar100": Recipe(cifar100)}
+RECIPES: dict[str, Recipe] = {
+    "digits": Recipe(digits),
+    "cifar10": Recipe(cifar10),
+    "cifar100": Recipe(cifar100),
+    "mrpc": Recipe(mrpc),
+    "mathinstruct": Recipe(mathinstruct),
+}

@@ -3,13 +3,16 @@
 import json
 import os
 import subprocess
+import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedecho.core.checkpoint import write_atomically
-from fedecho.experiments.identity import check_same, is_finished
+from fedecho.experiments.build import Execution, assembled, one_thread
+from fedecho.experiments.experiment import Experiment
+from fedecho.experiments.identity import check_same, config_of, header_of, is_finished, notes_of
 from fedecho.experiments.paper import Cell, Settings
 from fedecho.experiments.record import RECORD, Line, read_header, read_record
 from fedecho.experiments.run import Watch, simulate
@@ -28,15 +31,16 @@ class CellResult:
     software: Line
     unlabeled: str
     commit: str
+    notes: dict[str, str] = field(default_factory=dict)
 
     @property
     def accuracy(self) -> float:
         return float(self.summary["last10_accuracy"])
 
     @property
-    def stand_in(self) -> bool:
-        """Was U not the paper's own set?"""
-        return self.unlabeled.endswith("-32.npy")
+    def stand_in(self) -> str:
+        """What took the place of the paper's own model or data; empty if nothing did."""
+        return self.notes.get("stand_in", "")
 
 
 def path_of(results: Path, cell: Cell) -> Path:
@@ -63,6 +67,8 @@ def run_cell(
 ) -> CellResult:
     """Run a cell, or go on with it where it was stopped, and keep its result."""
     experiment, folder = cell.experiment(extra), runs / cell.table / cell.slug
+    if cell.row.untrained:
+        return _kept(results, cell, _untrained(cell, experiment, Execution(**options)))
     resume = (folder / RECORD).exists()
     if not is_finished(folder):  # else it was stopped between its end and this
         simulate(experiment, out=folder, resume=resume, watch=watch, say=say, **options)
@@ -77,7 +83,33 @@ def run_cell(
         software=header["software"],
         unlabeled=_unlabeled(experiment),
         commit=_commit(),
+        notes=notes_of(experiment.task),
     )
+    return _kept(results, cell, kept)
+
+
+def _untrained(cell: Cell, experiment: Experiment, execution: Execution) -> CellResult:
+    """The model as it was, evaluated once."""
+    began = time.perf_counter()
+    with one_thread(), assembled(experiment, execution) as simulation:
+        scores = simulation.evaluate()
+        header = header_of(simulation, config_of(experiment), execution.described())
+    accuracy, real_s = scores["accuracy"], round(time.perf_counter() - began, 3)
+    summary = {"num_versions": 0, "last10_accuracy": accuracy, "final_accuracy": accuracy, "scores": scores, "real_s": real_s}
+    return CellResult(
+        cell=cell.slug,
+        summary=summary,
+        evaluations=[{"version": 0, "time": 0.0, **scores, "real_s": real_s}],
+        config=header["config"],
+        execution=header["execution"],
+        software=header["software"],
+        unlabeled="",
+        commit=_commit(),
+        notes=notes_of(experiment.task),
+    )
+
+
+def _kept(results: Path, cell: Cell, kept: CellResult) -> CellResult:
     target = path_of(results, cell)
     target.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(target, (json.dumps(asdict(kept), indent=1) + "\n").encode())
@@ -86,7 +118,7 @@ def run_cell(
 
 def _evaluations(folder: Path) -> list[Line]:
     lines = (line for line in read_record(folder) if line["event"] == "evaluation")
-    return [{key: line[key] for key in ("version", "time", "accuracy", "real_s")} for line in lines]
+    return [{key: value for key, value in line.items() if key != "event"} for line in lines]
 
 
 def _unlabeled(experiment: Any) -> str:

@@ -25,11 +25,11 @@ from fedecho.experiments.build import Execution, ExecutorName, Simulation, assem
 from fedecho.experiments.config import ConfigError, fingerprint, from_config
 from fedecho.experiments.experiment import Experiment
 from fedecho.experiments.folder import check_folder, owned
-from fedecho.experiments.identity import config_of, header_of, model_digest, name_of
+from fedecho.experiments.identity import config_of, header_of, model_digest, name_of, notes_of
 from fedecho.experiments.record import RECORD, Line, Record, arrivals_digest, read_header
 from fedecho.experiments.signals import stop_signals
 from fedecho.experiments.standstill import Standstill
-from fedecho.experiments.summary import Summary, accuracies, staleness
+from fedecho.experiments.summary import Summary, accuracies, last_scores, staleness
 from fedecho.simulation.executors.worker import refuse_while_importing
 
 MODEL = "model.safetensors"
@@ -266,6 +266,8 @@ class _Run:
             bank_bytes=0 if bank is None else bank.num_bytes,
             model_sha256=model_digest(weights),
             arrivals_sha256=arrivals_digest(iter(lines)),
+            scores=last_scores(lines),
+            notes=notes_of(experiment.task),
             **accuracies(lines),
             **staleness(lines),
         )

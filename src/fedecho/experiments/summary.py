@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,10 @@ class Summary:
     bank_bytes: int
     model_sha256: str
     arrivals_sha256: str
+    scores: dict[str, float] = field(default_factory=dict)
+    """All that the last evaluation gave."""
+    notes: dict[str, str] = field(default_factory=dict)
+    """What the task wants said beside them."""
 
     def write(self, folder: Path) -> None:
         write_atomically(folder / SUMMARY, (json.dumps(asdict(self), indent=2) + "\n").encode())
@@ -53,6 +57,12 @@ def accuracies(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     found = [line["accuracy"] for line in lines if line["event"] == "evaluation"]
     last = found[-LAST:]
     return {"final_accuracy": found[-1], "last10_accuracy": sum(last) / len(last), "best_accuracy": max(found)}
+
+
+def last_scores(lines: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """The last evaluation's scores, as the task named them."""
+    last = [line for line in lines if line["event"] == "evaluation"][-1]
+    return {key: value for key, value in last.items() if key not in ("event", "version", "time", "real_s")}
 
 
 def staleness(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -21,6 +21,18 @@ class Figure:
     ours: str
     paper: str
     seeds: int
+    scores: tuple[str, ...] = ()
+    stand_in: str = ""
+
+    def beside(self, table: PaperTable) -> list[str]:
+        """The cells of a row, as ``headings_of`` names them."""
+        stand_in = [self.stand_in] if table.names_stand_ins else []
+        return [self.ours, *self.scores, str(self.seeds or ""), self.paper, *stand_in]
+
+
+def headings_of(table: PaperTable) -> list[str]:
+    stand_in = ["ran on"] if table.names_stand_ins else []
+    return ["ours", *(heading for _, heading in table.scores), "seeds", "paper", *stand_in]
 
 
 def figure_of(table: PaperTable, row: Row, column: Column, results: Path, seeds: tuple[int, ...]) -> Figure:
@@ -30,9 +42,22 @@ def figure_of(table: PaperTable, row: Row, column: Column, results: Path, seeds:
     paper = table.values.get((row.label, column.label))
     return Figure(
         ours=f"{fmean(values):.2f}{spread}" if values else "",
-        paper=f"{paper[0]:.2f} ± {paper[1]:.2f}" if paper else "",
+        paper=_said(*paper) if paper else "",
         seeds=len(values),
+        scores=tuple(_mean_score(found, name) for name, _ in table.scores),
+        stand_in="; ".join(sorted({result.stand_in or "the paper's own" for result in found})),
     )
+
+
+def _said(mean: float, deviation: float | None) -> str:
+    return f"{mean:.2f}" if deviation is None else f"{mean:.2f} ± {deviation:.2f}"
+
+
+def _mean_score(found: list[CellResult], name: str) -> str:
+    """The mean over seeds of a score of the last evaluation; shares in %, losses as they are."""
+    values = [result.summary["scores"][name] for result in found if name in result.summary.get("scores", {})]
+    scale = 1 if "loss" in name else 100
+    return f"{scale * fmean(values):.2f}" if values else ""
 
 
 def finished(table: PaperTable, row: Row, column: Column, results: Path, seeds: tuple[int, ...]) -> list[CellResult]:
@@ -44,13 +69,13 @@ def lines_of(table: PaperTable, results: Path, seeds: tuple[int, ...]) -> list[l
     """The heading, then a line per row: its label, and for each column ours, the number of seeds, and the paper's."""
     heading = ["method"]
     for column in table.columns:
-        heading += [f"{column.label}: ours", "seeds", "paper"]
+        first, *others = headings_of(table)
+        heading += [f"{column.label}: {first}", *others]
     lines = [heading]
     for row in table.rows:
         line = [row.label]
         for column in table.columns:
-            figure = figure_of(table, row, column, results, seeds)
-            line += [figure.ours, str(figure.seeds) if figure.seeds else "", figure.paper]
+            line += figure_of(table, row, column, results, seeds).beside(table)
         lines.append(line)
     return lines
 
@@ -70,11 +95,12 @@ def as_text(table: PaperTable, results: Path, seeds: tuple[int, ...]) -> Iterato
     """A small table for each column: they are read one below the other."""
     for column in table.columns:
         shown = Table(title=f"{table.title}: {column.label}", title_justify="left", box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
-        for heading in ("method", "ours", "seeds", "paper"):
-            shown.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
+        for heading in ("method", *headings_of(table)):
+            shown.add_column(
+                heading, justify="left" if heading in ("method", "ran on") else "right", no_wrap=heading != "ran on"
+            )
         for row in table.rows:
-            figure = figure_of(table, row, column, results, seeds)
-            shown.add_row(row.label, figure.ours, str(figure.seeds or ""), figure.paper)
+            shown.add_row(row.label, *figure_of(table, row, column, results, seeds).beside(table))
         yield shown
 
 
@@ -87,6 +113,8 @@ def notes_of(table: PaperTable, results: Path, seeds: tuple[int, ...]) -> list[s
         return ["nothing of this table has run yet"]
     notes = sorted({f"{result.execution.get('device', 'CPU')}, torch {result.software['torch']}" for result in found})
     notes += sorted({f"U: {result.unlabeled}" for result in found if "in place of" in result.unlabeled})
+    for key in ("trained", "judged on", "prompt"):
+        notes += sorted({f"{key}: {result.notes[key]!r}" for result in found if key in result.notes})
     return [
         "accuracy in %, mean of a run's last ten evaluations, mean ± deviation over seeds; an empty cell has not run",
         *notes,

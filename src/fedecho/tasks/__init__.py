@@ -5,7 +5,14 @@ from typing import Any
 from fedecho.core.task import Task
 from fedecho.tasks.cifar import CifarTask
 from fedecho.tasks.digits import DigitsTask
+from fedecho.tasks.mathinstruct import MathInstructTask
+from fedecho.tasks.mrpc import MrpcTask
 
-TASKS: dict[str, type[Any]] = {"digits": DigitsTask, "cifar": CifarTask}
+TASKS: dict[str, type[Any]] = {
+    "digits": DigitsTask,
+    "cifar": CifarTask,
+    "mrpc": MrpcTask,
+    "mathinstruct": MathInstructTask,
+}
 
-__all__ = ["TASKS", "CifarTask", "DigitsTask", "Task"]
+__all__ = ["TASKS", "CifarTask", "DigitsTask", "MathInstructTask", "MrpcTask", "Task"]

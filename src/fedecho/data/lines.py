@@ -1,0 +1,65 @@
+"""Text files line by line, with errors that name the file and the line."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+
+class BadLine(ValueError):  # noqa: N818 (a line, said in one line)
+    """Something in a file that cannot be read, where it stands and what was expected."""
+
+    def __init__(self, path: Path, number: int, problem: str) -> None:
+        super().__init__(f"{path}, line {number}: {problem}")
+
+
+def read_text(path: Path) -> str:
+    """UTF-8, with or without a byte-order mark."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise ValueError(f"there is no file {path}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no UTF-8 text ({error.reason} at byte {error.start})") from None
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from None
+
+
+def jsonl(path: Path, wanted: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Each line's number and object; every key of ``wanted`` is there."""
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            found = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise BadLine(path, number, f"no JSON ({error.msg})") from None
+        yield number, with_keys(found, wanted, path, number)
+
+
+def with_keys(found: Any, wanted: Sequence[str], path: Path, number: int) -> dict[str, Any]:
+    if not isinstance(found, dict):
+        raise BadLine(path, number, f"must be a JSON object with {', '.join(wanted)}, got a {type(found).__name__}")
+    for key in wanted:
+        if key not in found:
+            raise BadLine(path, number, f"has no {key!r}; it has {', '.join(map(repr, found)) or 'nothing'}")
+    return found
+
+
+def tsv(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    """Each line's number and cells by the names in the heading. No quoting: a quotation mark is a character like any other."""
+    heading, *lines = read_text(path).split("\n")
+    names = heading.rstrip("\r").split("\t")
+    for number, line in enumerate(lines, start=2):
+        if not line.strip():
+            continue
+        cells = line.rstrip("\r").split("\t")
+        if len(cells) != len(names):
+            raise BadLine(path, number, f"has {len(cells)} columns where the heading has {len(names)} ({', '.join(names)})")
+        yield number, dict(zip(names, cells, strict=True))
+
+
+def text_of(value: Any, key: str, path: Path, number: int) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise BadLine(path, number, f"{key!r} must be a text that is not empty, got {value!r}")
+    return value

@@ -1,0 +1,60 @@
+"""GSM8K's score: greedy answers, and the number after #### or else the last number in them."""
+
+import re
+from collections.abc import Sequence
+from decimal import Decimal, InvalidOperation
+from math import sqrt
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedecho.data.ragged import Ragged
+from fedecho.models.pretrained import library
+
+NUMBER = re.compile(r"-?\$?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
+MARK = "####"
+
+
+def final_number(text: str) -> Decimal | None:
+    """The number that an answer comes to: the first that follows a ####, else the last of all.
+
+    >>> final_number("so 3 + 4 = 7\\n#### 1,007.50"), final_number("it is $12."), final_number("I do not know")
+    (Decimal('1007.50'), Decimal('12'), None)
+    """
+    marked = NUMBER.findall(text.partition(MARK)[2])
+    chosen = marked[0] if marked else (NUMBER.findall(text) or [None])[-1]
+    if chosen is None:
+        return None
+    try:
+        return Decimal(chosen.replace(",", "").replace("$", ""))
+    except InvalidOperation:
+        return None
+
+
+def standard_error(share: float, num: int) -> float:
+    return sqrt(share * (1 - share) / num)
+
+
+def greedy_answers(
+    module: nn.Module, tokenizer: Any, prompts: Sequence[Sequence[int]], max_new_tokens: int, batch_size: int, device: str
+) -> list[str]:
+    """The model's most likely continuations, in the order of the prompts; those of like length are padded on the left together."""
+    ragged = Ragged.of(prompts, device)
+    settings = library("transformers").GenerationConfig(
+        do_sample=False,
+        max_new_tokens=max_new_tokens,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+    )
+    answers = [""] * len(prompts)
+    generate: Any = module.generate
+    for rows in ragged.lengths.argsort(descending=True, stable=True).split(batch_size):
+        ids, mask = ragged.padded(rows, tokenizer.pad_token_id, left=True)
+        with torch.no_grad():
+            made = generate(input_ids=ids, attention_mask=mask, generation_config=settings)
+        texts = tokenizer.batch_decode(made[:, ids.shape[1] :].cpu(), skip_special_tokens=True)
+        for row, text in zip(rows.tolist(), texts, strict=True):
+            answers[row] = text
+    return answers

@@ -1,0 +1,243 @@
+"""Worked mathematics (MathInstruct, GSM8K, or one's own instructions) on any causal language model, judged on GSM8K."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fedecho.core.rng import numpy_rng
+from fedecho.data.instructions import Worked, read_instructions
+from fedecho.data.lines import BadLine
+from fedecho.data.partition import DirichletPartitioner, Partitioner
+from fedecho.data.spans import SpanBatch, Spans
+from fedecho.models.pretrained import language_model, load_tokenizer, longest, model_folder, with_lora
+from fedecho.tasks.chat import PROMPT, Chat
+from fedecho.tasks.classification import seeded
+from fedecho.tasks.gsm8k import final_number, greedy_answers, standard_error
+from fedecho.tasks.text import computing, file_of, model_place, refuse_longer, room_for, stand_in
+
+PAPER_MODEL = "Qwen/Qwen2.5-1.5B-Instruct"
+FILES = {
+    "mathinstruct": ("mathinstruct", "MathInstruct.json"),
+    "gsm8k-train": ("gsm8k", "train.jsonl"),
+    "gsm8k-test": ("gsm8k", "test.jsonl"),
+}
+LOSS_CHUNK = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class MathInstructTask:
+    """Questions with answers over the clients, the loss on the answers alone; ``num_unlabeled`` of the questions are held out as U.
+
+    ``lora_rank`` trains low-rank adapters, and only they travel; without it the whole model is trained. ``unlabeled_part`` says
+    what of U is predicted: every token of the query, or the answer behind it. ``num_test`` answers are generated at an evaluation,
+    None is all; the loss is that of the same questions' worked answers.
+    """
+
+    model: str = PAPER_MODEL
+    train: str = "mathinstruct"
+    test: str = "gsm8k-test"
+    num_clients: int = 10
+    partition: Partitioner = field(default_factory=lambda: DirichletPartitioner(alpha=0.6))
+    num_unlabeled: int = 100
+    unlabeled_part: Literal["query", "answer"] = "query"
+    lora_rank: int | None = None
+    lora_alpha: float | None = None
+    lora_targets: str = "all-linear"
+    prompt: str = PROMPT
+    max_length: int | None = None
+    max_new_tokens: int = 256
+    num_test: int | None = None
+    eval_batch: int = 64
+    pad_token: str | None = None
+    data_dir: str | None = None
+    seed: int | None = None
+    device: str = field(default="cpu", repr=False, compare=False)
+    compute: torch.dtype = field(default=torch.float32, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        at_least = {"num_clients": 1, "num_unlabeled": 0, "max_new_tokens": 1, "eval_batch": 1}
+        at_least |= {name: 1 for name in ("lora_rank", "num_test", "max_length") if getattr(self, name) is not None}
+        for name, least in at_least.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"task.{name} must be at least {least}, got {getattr(self, name)}")
+        if "{question}" not in self.prompt:
+            raise ValueError(f"task.prompt must hold {{question}}, got {self.prompt!r}")
+        if self.unlabeled_part not in ("query", "answer"):
+            raise ValueError(f"task.unlabeled_part must be 'query' or 'answer', got {self.unlabeled_part!r}")
+
+    def on(self, device: str) -> "MathInstructTask":
+        return replace(self, device=device)
+
+    def computing_in(self, dtype: torch.dtype) -> "MathInstructTask":
+        return replace(self, compute=dtype)
+
+    def network(self, seed: int) -> nn.Module:
+        return seeded(seed, self._network)
+
+    def num_examples(self, client: int) -> int:
+        return len(self._parts[client])
+
+    def batch(self, client: int, rows: Tensor, generator: torch.Generator) -> SpanBatch:
+        return self._train_spans.batch(self._parts[client][rows])
+
+    def loss(self, module: nn.Module, batch: SpanBatch) -> Tensor:
+        return cross_entropy(self._logits(module, batch), batch.targets)
+
+    def logits(self, module: nn.Module, rows: Tensor) -> Tensor:
+        return self._logits(module, self._unlabeled_spans.batch(rows))
+
+    def hidden(self, module: nn.Module, rows: Tensor) -> Tensor:
+        return self._hidden(module, self._unlabeled_spans.batch(rows))
+
+    def head(self, module: nn.Module) -> nn.Module:
+        model: Any = module
+        head: nn.Module = model.get_output_embeddings()
+        return head
+
+    def position_counts(self) -> Tensor:
+        return self._unlabeled_spans.counts
+
+    def evaluate(self, module: nn.Module) -> Mapping[str, float]:
+        """GSM8K's accuracy with its standard error, and the mean loss of a token of the worked answers."""
+        test = self._test_set
+        with computing(self.device, self.compute):
+            said = greedy_answers(
+                module, self._chat.tokenizer, self._prompts, self.max_new_tokens, self.eval_batch, self.device
+            )
+        right = [
+            wanted is not None and final_number(text) == wanted
+            for text, wanted in zip(said, (final_number(each.answer) for each in test), strict=True)
+        ]
+        accuracy = sum(right) / len(right)
+        return {
+            "accuracy": accuracy,
+            "standard_error": standard_error(accuracy, len(right)),
+            "answer_loss": self._answer_loss(module),
+            "num_questions": len(right),
+        }
+
+    @property
+    def provenance(self) -> str:
+        """What U is."""
+        return f"{self.num_unlabeled} questions held out of {self.train}, {self.unlabeled_part} tokens"
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """What stands beside every number."""
+        stand_ins = [stand_in(self.model, PAPER_MODEL)]
+        stand_ins += [] if self.train == "mathinstruct" else [f"{self.train} in place of MathInstruct"]
+        told = {
+            "model": self.model,
+            "trained": "the whole model" if self.lora_rank is None else f"LoRA of rank {self.lora_rank} on {self.lora_targets}",
+            "train": self.train,
+            "judged on": f"{self.test}, greedy, at most {self.max_new_tokens} new tokens",
+            "prompt": self.prompt,
+            "stand_in": "; ".join(text for text in stand_ins if text),
+        }
+        return {key: text for key, text in told.items() if text}
+
+    def _network(self) -> nn.Module:
+        model = language_model(self._folder)
+        if self.lora_rank is None:
+            return model
+        adapted = with_lora(model, self.lora_rank, self.lora_alpha or 2.0 * self.lora_rank, self.lora_targets)
+        if self.compute != torch.float32:
+            for param in adapted.parameters():  # what never changes need not be cast at every step
+                param.data = param.data if param.requires_grad else param.data.to(self.compute)
+        return adapted
+
+    def _hidden(self, module: nn.Module, batch: SpanBatch) -> Tensor:
+        """[places, width]: only where a prediction counts, so that the head never sees a question or padding in vain."""
+        model: Any = module
+        with computing(self.device, self.compute):
+            states = model.base_model(input_ids=batch.ids, attention_mask=batch.mask, use_cache=False).last_hidden_state
+        hidden: Tensor = states[batch.row, batch.column]
+        return hidden
+
+    def _logits(self, module: nn.Module, batch: SpanBatch) -> Tensor:
+        hidden = self._hidden(module, batch)
+        with computing(self.device, self.compute):
+            logits: Tensor = self.head(module)(hidden)
+        return logits.float()
+
+    def _answer_loss(self, module: nn.Module) -> float:
+        total, order = 0.0, self._test_spans.tokens.lengths.argsort(stable=True)
+        with torch.no_grad():
+            for rows in order.split(LOSS_CHUNK):
+                batch = self._test_spans.batch(rows)
+                total += float(cross_entropy(self._logits(module, batch), batch.targets, reduction="sum"))
+        return total / int(self._test_spans.counts.sum())
+
+    @cached_property
+    def _folder(self) -> Any:
+        return model_folder(model_place(self.model, self.data_dir))
+
+    @cached_property
+    def _chat(self) -> Chat:
+        return Chat(load_tokenizer(self._folder, self.pad_token), self.prompt)
+
+    @cached_property
+    def _split(self) -> tuple[list[Worked], list[Worked]]:
+        """(U, what the clients have); which questions are held out moves with the seed."""
+        every = read_instructions(file_of(self.train, FILES, self.data_dir))
+        if self.num_unlabeled >= len(every):
+            raise ValueError(f"task.num_unlabeled is {self.num_unlabeled}, but {self.train} has {len(every)} questions in all")
+        order = numpy_rng(self.seed or 0, "unlabeled").permutation(len(every))
+        held = order[: self.num_unlabeled]
+        return [every[row] for row in held], [every[row] for row in np.sort(order[self.num_unlabeled :])]
+
+    @cached_property
+    def _parts(self) -> list[Tensor]:
+        groups = np.unique([each.group for each in self._split[1]], return_inverse=True)[1]
+        return [torch.from_numpy(part) for part in self.partition.split(groups, self.num_clients, self.seed or 0)]
+
+    @cached_property
+    def _test_set(self) -> list[Worked]:
+        return read_instructions(file_of(self.test, FILES, self.data_dir))[: self.num_test]
+
+    @cached_property
+    def _prompts(self) -> list[list[int]]:
+        prompts = self._chat.tokens([self._chat.asked(each.question) for each in self._test_set])
+        limit = longest(self._folder, self._chat.tokenizer)
+        for text, prompt in zip(self._test_set, prompts, strict=True):
+            if len(prompt) + self.max_new_tokens > limit:
+                both = f"{len(prompt)} tokens and task.max_new_tokens = {self.max_new_tokens}"
+                raise BadLine(text.path, text.line, f"{both} are more than the {limit} that the model takes")
+        return prompts
+
+    @cached_property
+    def _train_spans(self) -> Spans:
+        return self._spans(self._split[1], "answer")
+
+    @cached_property
+    def _unlabeled_spans(self) -> Spans:
+        return self._spans(self._split[0], self.unlabeled_part)
+
+    @cached_property
+    def _test_spans(self) -> Spans:
+        return self._spans(self._test_set, "answer")
+
+    def _spans(self, texts: Sequence[Worked], part: str) -> Spans:
+        """Place p predicts token p + 1: an answer from token s to e is predicted at s - 1 to e - 1; a query at all its places."""
+        chat, room = self._chat, room_for(self.max_length, longest(self._folder, self._chat.tokenizer))
+        pieces = [chat.answered(text.question, text.answer) for text in texts]
+        questions, answers = chat.tokens([asked for asked, _ in pieces]), chat.tokens([said for _, said in pieces])
+        rows, first, end = [], [], []
+        for text, asked, said in zip(texts, questions, answers, strict=True):
+            whole = asked if part == "query" else asked + said
+            whole = whole if self.max_length is None else whole[:room]
+            if part == "answer" and len(whole) <= len(asked):
+                raise BadLine(
+                    text.path, text.line, f"the question takes {len(asked)} tokens, so nothing of its answer fits in {room}"
+                )
+            rows.append(whole)
+            first.append(0 if part == "query" else len(asked) - 1)
+            end.append(len(whole) if part == "query" else len(whole) - 1)
+        refuse_longer([len(row) for row in rows], texts, room)
+        return Spans.of(rows, first, end, chat.tokenizer.pad_token_id, self.device)

@@ -1,0 +1,201 @@
+"""GLUE's MRPC, are two sentences paraphrases?, or a user's own pairs, on any pretrained text classifier."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fedecho.core.rng import numpy_rng
+from fedecho.data.pairs import Pair, read_pairs
+from fedecho.data.partition import DirichletPartitioner, Partitioner
+from fedecho.data.ragged import Ragged
+from fedecho.models.pretrained import classifier, load_tokenizer, longest, model_folder
+from fedecho.tasks.classification import seeded
+from fedecho.tasks.text import computing, file_of, model_place, refuse_longer, room_for, stand_in
+
+PAPER_MODEL = "google-bert/bert-base-uncased"
+FILES = {f"mrpc-{part}": ("mrpc", f"{part}.tsv") for part in ("train", "dev", "test")}
+EVAL_CHUNK = 128
+
+Inputs = dict[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MrpcTask:
+    """Sentence pairs over the clients; judged on the validation set; U is ``unlabeled_size`` test pairs, or "all", without labels.
+
+    ``model`` is a folder or a name at the hub. ``train``, ``dev`` and ``unlabeled`` may be files of one's own, .tsv or .jsonl with
+    sentence1, sentence2 and label.
+    """
+
+    model: str = PAPER_MODEL
+    train: str = "mrpc-train"
+    dev: str = "mrpc-dev"
+    unlabeled: str = "mrpc-test"
+    unlabeled_size: int | Literal["all"] = 100
+    num_clients: int = 10
+    partition: Partitioner = field(default_factory=lambda: DirichletPartitioner(alpha=0.6))
+    max_length: int | None = None
+    pad_token: str | None = None
+    data_dir: str | None = None
+    seed: int | None = None
+    device: str = field(default="cpu", repr=False, compare=False)
+    compute: torch.dtype = field(default=torch.float32, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.num_clients < 1:
+            raise ValueError(f"num_clients must be at least 1, got {self.num_clients}")
+        if self.unlabeled_size != "all" and self.unlabeled_size < 0:
+            raise ValueError(f"task.unlabeled_size must be at least 0 or 'all', got {self.unlabeled_size}")
+        if self.max_length is not None and self.max_length < 8:
+            raise ValueError(f"task.max_length must be at least 8, got {self.max_length}")
+
+    def on(self, device: str) -> "MrpcTask":
+        """The same task with its tokens on a device."""
+        return replace(self, device=device)
+
+    def computing_in(self, dtype: torch.dtype) -> "MrpcTask":
+        return replace(self, compute=dtype)
+
+    @property
+    def num_unlabeled(self) -> int:
+        return len(self._unlabeled_pairs) if self.unlabeled_size == "all" else self.unlabeled_size
+
+    def network(self, seed: int) -> nn.Module:
+        return seeded(seed, lambda: classifier(self._folder, self._num_labels, self._tokenizer.pad_token_id))
+
+    def num_examples(self, client: int) -> int:
+        return len(self._parts[client])
+
+    def batch(self, client: int, rows: Tensor, generator: torch.Generator) -> tuple[Inputs, Tensor]:
+        mine = self._parts[client][rows]
+        return self._train_tokens.padded(mine), self._labels[mine.to(self.device)]
+
+    def loss(self, module: nn.Module, batch: tuple[Inputs, Tensor]) -> Tensor:
+        inputs, labels = batch
+        return cross_entropy(self._forward(module, inputs), labels)
+
+    def logits(self, module: nn.Module, rows: Tensor) -> Tensor:
+        return self._forward(module, self._unlabeled_tokens.padded(rows))
+
+    def evaluate(self, module: nn.Module) -> Mapping[str, float]:
+        with torch.no_grad():
+            logits = torch.cat([self._forward(module, inputs) for inputs, _ in self._dev])
+        labels = torch.cat([labels for _, labels in self._dev])
+        guesses = logits.argmax(dim=-1)
+        return {
+            "accuracy": int((guesses == labels).sum()) / len(labels),
+            "f1": f1_score(guesses.cpu(), labels.cpu(), self._num_labels),
+            "loss": float(cross_entropy(logits, labels)),
+        }
+
+    @property
+    def provenance(self) -> str:
+        """What U is."""
+        return f"{self.num_unlabeled} pairs of {self.unlabeled}, labels not read"
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """What stands beside every number."""
+        told = {"model": self.model, "train": self.train, "judged on": self.dev, "stand_in": stand_in(self.model, PAPER_MODEL)}
+        return {key: text for key, text in told.items() if text}
+
+    def _forward(self, module: nn.Module, inputs: Inputs) -> Tensor:
+        with computing(self.device, self.compute):
+            logits: Tensor = module(**inputs).logits
+        return logits.float()
+
+    @cached_property
+    def _folder(self) -> Any:
+        return model_folder(model_place(self.model, self.data_dir))
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        return load_tokenizer(self._folder, self.pad_token)
+
+    @cached_property
+    def _train_pairs(self) -> list[Pair]:
+        return read_pairs(file_of(self.train, FILES, self.data_dir), labelled=True)
+
+    @cached_property
+    def _num_labels(self) -> int:
+        return max(2, 1 + max(pair.label or 0 for pair in self._train_pairs))
+
+    @cached_property
+    def _unlabeled_pairs(self) -> list[Pair]:
+        pairs = read_pairs(file_of(self.unlabeled, FILES, self.data_dir), labelled=False)
+        if self.unlabeled_size == "all":
+            return pairs
+        if self.unlabeled_size > len(pairs):
+            raise ValueError(f"task.unlabeled_size is {self.unlabeled_size}, but {self.unlabeled} has {len(pairs)} pairs")
+        drawn = numpy_rng(self.seed or 0, "unlabeled").permutation(len(pairs))[: self.unlabeled_size]
+        return [pairs[row] for row in drawn]
+
+    @cached_property
+    def _parts(self) -> list[Tensor]:
+        labels = np.array([pair.label for pair in self._train_pairs])
+        return [torch.from_numpy(part) for part in self.partition.split(labels, self.num_clients, self.seed or 0)]
+
+    @cached_property
+    def _labels(self) -> Tensor:
+        return torch.tensor([pair.label for pair in self._train_pairs]).to(self.device)
+
+    @cached_property
+    def _train_tokens(self) -> "Tokens":
+        return self._tokens(self._train_pairs)
+
+    @cached_property
+    def _unlabeled_tokens(self) -> "Tokens":
+        return self._tokens(self._unlabeled_pairs)
+
+    @cached_property
+    def _dev(self) -> list[tuple[Inputs, Tensor]]:
+        """Batches of pairs of like length, padded once."""
+        pairs = read_pairs(file_of(self.dev, FILES, self.data_dir), labelled=True)
+        for pair in pairs:
+            if (pair.label or 0) >= self._num_labels:
+                raise ValueError(f"{pair.path}, line {pair.line}: class {pair.label} is not in {self.train}")
+        tokens, labels = self._tokens(pairs), torch.tensor([pair.label for pair in pairs])
+        order = tokens.ids.lengths.argsort(stable=True)
+        return [(tokens.padded(rows), labels[rows].to(self.device)) for rows in order.split(EVAL_CHUNK)]
+
+    def _tokens(self, pairs: Sequence[Pair]) -> "Tokens":
+        room = room_for(self.max_length, longest(self._folder, self._tokenizer))
+        cut = {} if self.max_length is None else {"truncation": True, "max_length": room}
+        found = self._tokenizer([pair.first for pair in pairs], [pair.second for pair in pairs], verbose=False, **cut)
+        refuse_longer([len(ids) for ids in found["input_ids"]], pairs, room)
+        types = found.get("token_type_ids")
+        return Tokens(
+            Ragged.of(found["input_ids"], self.device),
+            None if types is None else Ragged.of(types, self.device),
+            self._tokenizer.pad_token_id,
+        )
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Tokenised pairs on the device; some models also want to know which sentence a token is of."""
+
+    ids: Ragged
+    types: Ragged | None
+    fill: int
+
+    def padded(self, rows: Tensor) -> Inputs:
+        ids, mask = self.ids.padded(rows, self.fill)
+        inputs = {"input_ids": ids, "attention_mask": mask}
+        return inputs if self.types is None else inputs | {"token_type_ids": self.types.padded(rows, 0)[0]}
+
+
+def f1_score(guesses: Tensor, labels: Tensor, num_labels: int) -> float:
+    """Of class 1 where there are two classes, as GLUE reports it; else the plain mean over classes. 0 where nothing is right."""
+
+    def of(label: int) -> float:
+        right = int(((guesses == label) & (labels == label)).sum())
+        return 2 * right / max(int((guesses == label).sum() + (labels == label).sum()), 1)
+
+    return of(1) if num_labels == 2 else sum(map(of, range(num_labels))) / num_labels

@@ -1,0 +1,64 @@
+"""What the text tasks share: where and in which precision they compute, and how long a text may be."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from fedecho.data.lines import BadLine
+from fedecho.data.locate import find, find_model
+
+
+class Placed(Protocol):
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def line(self) -> int: ...
+
+
+def computing(device: str, dtype: torch.dtype) -> AbstractContextManager[None]:
+    """Matrix products in bf16 where that was asked for and the hardware has it; weights and losses stay in float32."""
+    if dtype == torch.float32:
+        return nullcontext()
+    kind = torch.device(device).type
+    if kind == "cuda" and not torch.cuda.is_bf16_supported():
+        return nullcontext()
+    return torch.autocast(kind, dtype)
+
+
+def room_for(max_length: int | None, limit: int) -> int:
+    """The most tokens of a text: what was asked for, within what the model can take."""
+    if max_length is not None and max_length > limit:
+        raise ValueError(f"task.max_length must be at most the model's limit of {limit} tokens, got {max_length}")
+    return limit if max_length is None else max_length
+
+
+def refuse_longer(lengths: Sequence[int], texts: Sequence[Placed], room: int) -> None:
+    for length, text in zip(lengths, texts, strict=True):
+        if length > room:
+            raise BadLine(
+                text.path,
+                text.line,
+                f"{length} tokens are more than the {room} that the model takes: set task.max_length to cut",
+            )
+
+
+def file_of(given: str, known: dict[str, tuple[str, str]], data_dir: str | None) -> Path:
+    """A user's own file, or the file of a known set in the data folder (``known``: name -> set and file)."""
+    if given in known:
+        name, file = known[given]
+        return find(name, None if data_dir is None else Path(data_dir)) / file
+    return Path(given).expanduser()
+
+
+def model_place(model: str, data_dir: str | None) -> str:
+    return find_model(model, None if data_dir is None else Path(data_dir))
+
+
+def stand_in(model: str, paper: str) -> str:
+    """How a model that is not the paper's own is named beside a number; empty for the paper's own."""
+    ours, theirs = Path(model).name, paper.rpartition("/")[2]
+    return "" if ours.lower() == theirs.lower() else f"{ours} in place of {theirs}"

@@ -1,0 +1,109 @@
+"""The readers of pairs and of worked questions, and what they say of a file that is broken."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tiny_text import pairs, questions, write_gsm8k, write_mrpc
+
+from fedecho.data.instructions import read_instructions
+from fedecho.data.locate import MissingDataError, find_model
+from fedecho.data.pairs import read_pairs
+
+
+def test_glue_files_are_read_as_they_are_written(tmp_path: Path) -> None:
+    write_mrpc(tmp_path, num_train=12)
+    found = read_pairs(tmp_path / "train.tsv", labelled=True)
+    assert [(pair.label, pair.first, pair.second) for pair in found] == pairs(12, 0)
+    assert [pair.line for pair in found] == list(range(2, 14))
+    unlabeled = read_pairs(tmp_path / "test.tsv", labelled=False)
+    assert [pair.label for pair in unlabeled] == [None] * 16
+
+
+def test_a_users_own_tsv_and_jsonl_are_the_same_pairs(tmp_path: Path) -> None:
+    rows = pairs(5, 1)
+    (tmp_path / "mine.tsv").write_text("label\tsentence1\tsentence2\n" + "".join(f"{a}\t{b}\t{c}\r\n" for a, b, c in rows))
+    objects = [{"sentence1": b, "sentence2": c, "label": a} for a, b, c in rows]
+    (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, objects)))
+    for name in ("mine.tsv", "mine.jsonl"):
+        found = read_pairs(tmp_path / name, labelled=True)
+        assert [(pair.label, pair.first, pair.second) for pair in found] == rows
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("a.tsv", "label\tsentence1\tsentence2\n1\tx\ty\n0\tonly one\n", r"a\.tsv, line 3: has 2 columns .* heading has 3"),
+        ("a.tsv", "label\tsentence1\tsentence2\nyes\tx\ty\n", r"a\.tsv, line 2: the label must be a class.*'yes'"),
+        ("a.tsv", "label\tsentence1\tsentence2\n1\tx\t \n", r"a\.tsv, line 2: 'sentence2' must be a text"),
+        ("a.tsv", "label\tfirst\tsecond\n1\tx\ty\n", r"a\.tsv, line 2: there is no sentence1"),
+        ("a.tsv", "label\tsentence1\tsentence2\n", r"a\.tsv holds no pairs"),
+        ("a.jsonl", '{"sentence1": "x", "sentence2": "y", "label": 1}\n{"sentence1": \n', r"a\.jsonl, line 2: no JSON"),
+        ("a.jsonl", '{"sentence1": "x"}\n', r"a\.jsonl, line 1: has no 'sentence2'"),
+        ("a.jsonl", "[1]\n", r"a\.jsonl, line 1: must be a JSON object"),
+        ("a.jsonl", '{"sentence1": "x", "sentence2": "y", "label": true}\n', r"line 1: the label must be"),
+        ("a.txt", "x", r"a\.txt must be a \.tsv or a \.jsonl file"),
+    ],
+)
+def test_a_broken_pair_is_named_by_file_and_line(tmp_path: Path, name: str, text: str, said: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=said):
+        read_pairs(tmp_path / name, labelled=True)
+
+
+def test_files_that_are_not_there_or_no_text(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="there is no file"):
+        read_pairs(tmp_path / "absent.tsv", labelled=True)
+    (tmp_path / "binary.tsv").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match=r"binary\.tsv is no UTF-8 text"):
+        read_pairs(tmp_path / "binary.tsv", labelled=True)
+    with pytest.raises(ValueError, match="cannot read"):
+        read_instructions(_folder(tmp_path / "folder.json"))
+
+
+def _folder(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
+def test_gsm8k_and_mathinstruct(tmp_path: Path) -> None:
+    write_gsm8k(tmp_path, num_train=8)
+    found = read_instructions(tmp_path / "train.jsonl")
+    assert [each.question for each in found] == [row["question"] for row in questions(8, 0)]
+    assert all("<<" not in each.answer and "####" in each.answer for each in found), "the calculator's notes are left out"
+    for each in found:
+        assert each.group == f"{each.answer.count(' + ')} steps"
+    rows = [{"source": f"data/CoT/{n % 2}.json", "instruction": f"q{n}", "output": f"a{n}"} for n in range(3)]
+    (tmp_path / "MathInstruct.json").write_text(json.dumps(rows))
+    again = read_instructions(tmp_path / "MathInstruct.json")
+    assert [(each.question, each.answer, each.group) for each in again] == [
+        (row["instruction"], row["output"], row["source"]) for row in rows
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("a.json", '[{"instruction": "q"},\n{"instruction": 1, "output": "a"}]', r"line 1: must have question and answer or"),
+        ("a.json", '[{"instruction": "q", "output": "a"},\n', r"a\.json, line 2: no JSON"),
+        ("a.json", "{}", r"a\.json must be a JSON list of objects, got a dict"),
+        ("a.json", "[]", r"a\.json holds no questions"),
+        ("a.jsonl", '{"question": "q", "answer": ""}\n', r"a\.jsonl, line 1: 'answer' must be a text"),
+        ("a.csv", "x", r"must be a \.json or a \.jsonl file"),
+    ],
+)
+def test_a_broken_question_is_named(tmp_path: Path, name: str, text: str, said: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=said):
+        read_instructions(tmp_path / name)
+
+
+def test_a_model_is_a_folder_here_or_in_the_data_folder_or_a_name_with_an_owner(tmp_path: Path) -> None:
+    (tmp_path / "tiny").mkdir()
+    assert find_model(str(tmp_path / "tiny")) == str(tmp_path / "tiny")
+    assert find_model("tiny", tmp_path) == str(tmp_path / "tiny")
+    assert find_model("someone/tiny", tmp_path) == str(tmp_path / "tiny"), "a saved copy comes before the hub"
+    assert find_model("someone/other", tmp_path) == "someone/other"
+    for name in ("other", "/nowhere/other", "./some/other"):
+        with pytest.raises(MissingDataError, match=rf"there is no model folder {name}"):
+            find_model(name, tmp_path)

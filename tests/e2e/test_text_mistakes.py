@@ -1,0 +1,110 @@
+"""Bad input of the text tasks: one clear line, exit code 2, no traceback, and no download unless a hub's name is given."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from tiny_text import save_classifier, save_language_model, write_world
+from typer.testing import CliRunner, Result
+
+from fedecho.cli import app
+from fedecho.models import pretrained
+
+MRPC = ["run", "mrpc", "--versions", "1", "--set", "task.model=tiny-bert", "--set", "task.unlabeled_size=4"]
+MATH = ["run", "mathinstruct", "--versions", "1", "--set", "task.model=tiny-llama", "--set", "task.train=gsm8k-train"]
+MATH += ["--set", "task.num_unlabeled=4"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_world(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture
+def data(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy that a test may spoil."""
+    monkeypatch.setenv("FEDECHO_DATA", str(shutil.copytree(made, tmp_path / "data")))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "data"
+
+
+def one_clear_line(words: list[str], *parts: str) -> None:
+    result: Result = CliRunner().invoke(app, words)
+    assert result.exit_code == 2, result.output
+    said = result.stderr.strip()
+    assert "\n" not in said
+    assert "Traceback" not in said
+    for part in parts:
+        assert part in said
+
+
+def test_a_broken_row(data: Path) -> None:
+    path = data / "MRPC" / "train.tsv"
+    lines = path.read_text(encoding="utf-8").splitlines()
+    lines[4] = lines[4].replace("\t", " ", 1)
+    path.write_text("\n".join(lines), encoding="utf-8")
+    one_clear_line(MRPC, "train.tsv, line 5", "has 4 columns", "heading has 5")
+
+
+def test_an_empty_client(data: Path) -> None:
+    one_clear_line([*MRPC, "--set", "task.num_clients=61"], "60 examples cannot fill 61 parts")
+    thin = ["--set", "task.partition.alpha=0.001"]
+    one_clear_line([*MRPC, "--set", "task.num_clients=20", *thin], "gave each of 20 clients 1", "larger alpha")
+
+
+def test_a_tokenizer_without_a_pad_token(data: Path) -> None:
+    save_language_model(data / "no-pad", pad_token=None)
+    one_clear_line([*MATH, "--set", "task.model=no-pad"], "no pad token", "task.pad_token", "</s>")
+
+
+def test_texts_longer_than_the_model_takes(data: Path) -> None:
+    save_classifier(data / "short", room=16)
+    one_clear_line([*MRPC, "--set", "task.model=short"], "line ", "more than the 16", "task.max_length")
+
+
+def test_weights_that_are_missing(data: Path) -> None:
+    one_clear_line([*MRPC, "--set", "task.model=nowhere"], "no model folder nowhere", "task.model")
+    (data / "empty").mkdir()
+    one_clear_line([*MRPC, "--set", "task.model=empty"], "empty holds no config.json")
+    (data / "tiny-bert" / "model.safetensors").unlink()
+    one_clear_line(MRPC, "tiny-bert holds no .safetensors weights")
+    (data / "tiny-llama" / "model.safetensors").write_bytes(b"damaged")
+    one_clear_line(MATH, "cannot load its weights from", "tiny-llama")
+    (data / "tiny-llama" / "config.json").write_text("{}")
+    one_clear_line(MATH, "cannot load", "tiny-llama")
+
+
+def test_data_that_is_missing(data: Path) -> None:
+    one_clear_line([*MATH, "--set", "task.train=mathinstruct"], "mathinstruct is missing", "--data-dir")
+    one_clear_line([*MATH, "--set", "task.train=nowhere.jsonl"], "there is no file nowhere.jsonl")
+    (data / "MRPC" / "dev.tsv").unlink()
+    one_clear_line([*MRPC], "there is no file", "dev.tsv")
+
+
+def test_a_hub_that_cannot_be_reached(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub, asked = pretrained.library("huggingface_hub"), []
+
+    def unreachable(name: str, **options: object) -> str:
+        asked.append(name)
+        raise OSError("cannot reach the hub\nand more")
+
+    monkeypatch.setattr(hub, "snapshot_download", unreachable)
+    one_clear_line([*MRPC, "--set", "task.model=someone/some-bert"], "someone/some-bert", "cannot reach", "HF_HUB_OFFLINE")
+    assert asked == ["someone/some-bert"]
+    one_clear_line([*MRPC, "--set", "task.model=some-bert"], "no model folder some-bert")
+    assert len(asked) == 1, "nothing is asked for a name that has no owner"
+
+
+def test_offline_the_cache_alone_is_looked_at(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library reads HF_HUB_OFFLINE when it is imported; this is what it sets."""
+    constants = pretrained.library("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    one_clear_line([*MRPC, "--set", "task.model=someone/some-bert"], "someone/some-bert", "set task.model to the folder")
+
+
+def test_libraries_that_are_missing(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> object:
+        raise ImportError(f"No module named '{name}'")
+
+    monkeypatch.setattr(pretrained.importlib, "import_module", absent)
+    one_clear_line(MRPC, "transformers", "pip install 'fedecho[text]'")

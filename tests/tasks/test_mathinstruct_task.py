@@ -1,0 +1,194 @@
+"""Worked questions on a tiny language model made on the spot."""
+
+from dataclasses import replace
+from decimal import Decimal
+from math import sqrt
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiny_text import save_language_model, tokenizer, write_world
+from torch.nn.functional import cross_entropy
+
+from fedecho.core.layout import Layout
+from fedecho.tasks import MathInstructTask
+from fedecho.tasks.chat import Chat
+from fedecho.tasks.gsm8k import final_number, greedy_answers, standard_error
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_world(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture
+def task(world: Path) -> MathInstructTask:
+    return MathInstructTask(
+        model="tiny-llama", train="gsm8k-train", num_clients=3, num_unlabeled=5, max_new_tokens=6, data_dir=str(world)
+    )
+
+
+def test_the_loss_is_on_the_answers_alone(task: MathInstructTask) -> None:
+    """Against the whole model on unpadded texts, one after the other."""
+    module, rows = task.network(0).eval(), torch.tensor([2, 0, 5])
+    loss = task.loss(module, task.batch(1, rows, torch.Generator()))
+    total, num, chat = 0.0, 0, Chat(tokenizer())
+    for row in task._parts[1][rows].tolist():
+        text = task._split[1][row]
+        asked, said = chat.tokens(list(chat.answered(text.question, text.answer)))
+        logits = module(input_ids=torch.tensor([asked + said])).logits[0].detach()
+        total += float(cross_entropy(logits[len(asked) - 1 : -1], torch.tensor(said), reduction="sum"))
+        num += len(said)
+    assert float(loss.detach()) == pytest.approx(total / num, rel=1e-5)
+
+
+def test_questions_are_held_out_of_what_the_clients_have(task: MathInstructTask) -> None:
+    held, kept = task._split
+    assert (len(held), len(kept)) == (5, 45)
+    assert not {each.line for each in held} & {each.line for each in kept}
+    assert sum(task.num_examples(client) for client in range(3)) == 45
+    other = replace(task, seed=1)._split[0]
+    assert {each.line for each in other} != {each.line for each in held}
+
+
+def test_logits_are_the_head_of_the_hidden_states(task: MathInstructTask) -> None:
+    module, rows = task.network(0).eval(), torch.arange(5)
+    assert torch.equal(task.logits(module, rows), task.head(module)(task.hidden(module, rows)))
+    answers = replace(task, unlabeled_part="answer")
+    assert int(answers.position_counts().sum()) != int(task.position_counts().sum())
+    assert len(answers.hidden(module, rows)) == int(answers.position_counts().sum())
+
+
+def test_lora_trains_and_sends_the_adapters_alone(task: MathInstructTask) -> None:
+    lora = replace(task, lora_rank=2)
+    module = lora.network(0)
+    layout = Layout.of(module)
+    assert all("lora_" in part.name for part in layout.params)
+    # Four projections of 16 x 16, two of 16 x 32 and one of 32 x 16, in two layers; the head has none.
+    assert layout.num_params == 2 * 2 * (4 * (16 + 16) + 3 * (16 + 32))
+    assert torch.equal(lora.logits(module.eval(), torch.arange(2)), task.logits(task.network(0).eval(), torch.arange(2)))
+    with pytest.raises(ValueError, match=r"lora_targets 'nothing' does not fit this model"):
+        replace(lora, lora_targets="nothing").network(0)
+
+
+def test_greedy_answers_are_those_of_single_unpadded_prompts(task: MathInstructTask) -> None:
+    """Batched and padded on the left, against a loop that takes the most likely token."""
+    module, made = task.network(0).eval(), tokenizer()
+    with torch.no_grad():
+        for param in module.parameters():
+            param.add_(0.3 * torch.randn(param.shape, generator=torch.Generator().manual_seed(1)))
+    prompts = [made("Ann has 3")["input_ids"], made("How many ? Bob gets 7 and 9 .")["input_ids"], made("Dan")["input_ids"]]
+    expected = []
+    for prompt in prompts:
+        ids = list(prompt)
+        for _ in range(6):
+            with torch.no_grad():
+                ids.append(int(module(input_ids=torch.tensor([ids])).logits[0, -1].argmax()))
+            if ids[-1] == made.eos_token_id:
+                break
+        expected.append(made.decode(ids[len(prompt) :], skip_special_tokens=True))
+    assert greedy_answers(module, made, prompts, 6, 2, "cpu") == expected
+    assert len(set(expected)) > 1
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("3 + 4 = 7\n#### 7", "7"),
+        ("#### 1,234.50 dollars, not 5", "1234.50"),
+        ("#### 8\n#### \nand 9", "8"),
+        ("the answer is $12.", "12"),
+        ("it falls by -3", "-3"),
+        ("between .5 and 2", "2"),
+        ("#### none, but 6", "6"),
+        ("no idea", None),
+    ],
+)
+def test_the_number_an_answer_comes_to(text: str, number: str | None) -> None:
+    assert final_number(text) == (None if number is None else Decimal(number))
+
+
+def test_scores(task: MathInstructTask, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With answers put into its mouth: a third right; the loss is the mean over the answers' tokens."""
+    said = [each.answer if row < 2 else "#### -1" for row, each in enumerate(task._test_set)]
+    monkeypatch.setattr("fedecho.tasks.mathinstruct.greedy_answers", lambda *arguments: said)
+    module = task.network(0).eval()
+    scores = task.evaluate(module)
+    assert scores["accuracy"] == pytest.approx(2 / 6)
+    assert scores["standard_error"] == pytest.approx(sqrt(2 / 6 * 4 / 6 / 6)) == standard_error(2 / 6, 6)
+    losses = []
+    for row in range(6):
+        batch = task._test_spans.batch(torch.tensor([row]))
+        logits = module(input_ids=batch.ids).logits[0, batch.column].detach()
+        losses += cross_entropy(logits, batch.targets, reduction="none").tolist()
+    assert scores["answer_loss"] == pytest.approx(np.mean(losses), rel=1e-5)
+
+
+def test_an_evaluation_of_the_first_few_questions(task: MathInstructTask) -> None:
+    few = replace(task, num_test=2)
+    assert few.evaluate(few.network(0).eval())["num_questions"] == 2
+    assert [each.line for each in few._test_set] == [1, 2]
+
+
+def test_chat_templates_and_models_without_one() -> None:
+    chat, plain = Chat(tokenizer(), "{question} !"), Chat(tokenizer(chat=False), "{question} !")
+    assert chat.asked("How") == "<s>user : How ! </s><s>assistant :"
+    assert chat.answered("How", "So") == ("<s>user : How ! </s><s>assistant :", " So </s>")
+    assert plain.answered("How", "So") == ("Question: How !\nAnswer:", " So</s>")
+    odd = Chat(tokenizer(), "{question}")
+    odd.tokenizer.chat_template = "{{ messages | length }}{% if add_generation_prompt %}>{% endif %}"
+    assert odd.answered("How", "So") == ("1>", "So</s>"), "a template that rewrites the past is not trusted with the answer"
+
+
+def test_texts_that_are_too_long(task: MathInstructTask, tmp_path: Path) -> None:
+    save_language_model(tmp_path / "short", room=30)
+    short = replace(task, model=str(tmp_path / "short"))
+    with pytest.raises(ValueError, match=r"train\.jsonl, line \d+: \d+ tokens are more than the 30 that the model takes"):
+        short.batch(0, torch.arange(1), torch.Generator())
+    with pytest.raises(ValueError, match=r"train\.jsonl, line \d+: the question takes \d+ tokens, so nothing of its answer"):
+        replace(task, max_length=20).batch(0, torch.arange(1), torch.Generator())
+    with pytest.raises(
+        ValueError, match=r"test\.jsonl, line 1: \d+ tokens and task\.max_new_tokens = 250 are more than the 256"
+    ):
+        replace(task, max_new_tokens=250).evaluate(task.network(0).eval())
+    longest = int(task._train_spans.tokens.lengths.max())
+    cut = replace(task, max_length=longest - 2)
+    assert int(cut._train_spans.tokens.lengths.max()) == longest - 2
+
+
+def test_tokenizers_that_cannot_pad(task: MathInstructTask, tmp_path: Path) -> None:
+    save_language_model(tmp_path / "no-pad", pad_token=None)
+    bare = replace(task, model=str(tmp_path / "no-pad"))
+    with pytest.raises(ValueError, match=r"no-pad has no pad token: set task\.pad_token, for example to '</s>'"):
+        bare.position_counts()
+    assert replace(bare, pad_token="</s>").position_counts().tolist() == task.position_counts().tolist()
+    with pytest.raises(ValueError, match=r"task\.pad_token '\[NOPE\]' is not in the vocabulary"):
+        replace(bare, pad_token="[NOPE]").position_counts()
+
+
+def test_what_stands_beside_the_numbers(task: MathInstructTask) -> None:
+    assert task.notes["stand_in"] == "tiny-llama in place of Qwen2.5-1.5B-Instruct; gsm8k-train in place of MathInstruct"
+    assert task.notes["prompt"] == task.prompt
+    assert replace(task, lora_rank=3).notes["trained"] == "LoRA of rank 3 on all-linear"
+    assert "stand_in" not in MathInstructTask().notes
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"num_clients": 0}, "num_clients must be at least 1, got 0"),
+        ({"lora_rank": 0}, "lora_rank must be at least 1, got 0"),
+        ({"num_test": 0}, "num_test must be at least 1, got 0"),
+        ({"prompt": "think"}, "prompt must hold {question}, got 'think'"),
+        ({"unlabeled_part": "all"}, "unlabeled_part must be 'query' or 'answer', got 'all'"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(wrong: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        MathInstructTask(**wrong)  # type: ignore[arg-type]
+
+
+def test_u_cannot_be_everything(task: MathInstructTask) -> None:
+    with pytest.raises(ValueError, match=r"num_unlabeled is 50, but gsm8k-train has 50 questions in all"):
+        replace(task, num_unlabeled=50).num_examples(0)
