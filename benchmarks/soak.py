@@ -250,9 +250,10 @@ def report(soak: Soak) -> None:
     real, hours, resident, alive = zip(*soak.samples, strict=True)
     books, server = soak.books, soak.server
     ended, counts, bound = books.ended, server.counts, server.concurrency + 1
+    rate = books.moments / real[-1]
     settled, peak = resident[len(resident) // 10], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     for line in (
-        f"soak: {hours[-1]:.2f} virtual hours in {real[-1]:.0f} s: {books.moments:,} messages, {books.moments / real[-1]:,.0f} a second",
+        f"soak: {hours[-1]:.2f} virtual hours in {real[-1]:.0f} s: {books.moments:,} messages, {rate:,.0f} a second",
         f"  {books.sent:,} dispatches = {ended['accepted']:,} accepted + {ended['rejected']:,} rejected + {ended['lost']:,} lost "
         f"+ {len(books.in_flight):,} in flight; checked at every message",
         f"  beside them {books.unasked:,} updates nobody asked for, {counts['joined']:,} joins, {counts['left']:,} leaves",

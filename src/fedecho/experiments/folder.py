@@ -51,8 +51,8 @@ def owned(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
 
 
 def tidy_finished(folder: Path, say: Callable[[str], None]) -> None:
-    """A process that was killed right after its summary had no time to remove its checkpoints."""
-    if next(folder.glob("checkpoint-*"), None) is not None:
+    """A process that was killed right after its summary had no time to remove its checkpoints and its lock."""
+    if any(next(folder.glob(pattern), None) for pattern in ("checkpoint-*", LOCK)):
         with owned(folder, say):
             remove_checkpoints(folder)
 
