@@ -21,6 +21,7 @@ from fedecho.experiments.record import RECORD, read_record
 Digests = tuple[str, str, str]
 TMPFS = "size=1m"
 FILLER = "filler"
+LAST_CALLS = 10
 MOST_BYTES = 16_384
 """The limit on a file's size is drawn below it: about a checkpoint."""
 
@@ -92,8 +93,11 @@ def check_nothing_lost(folder: Path, ended: Ended, like: list[dict[str, Any]]) -
 
 
 def attempt(folder: Path, on_tmpfs: bool, whole: Ended, seed: int, *address: int) -> Ended:
-    at = 1 + below(whole.num_calls, seed, "full at call", *address)
-    size = below(MOST_BYTES, seed, "full from byte", *address)
+    """Every third time among the last calls, where the model and the summary are written; every other time to the last byte."""
+    late, tight = not below(3, seed, "full late", *address), below(2, seed, "quite full", *address)
+    num = LAST_CALLS if late else whole.num_calls
+    at = whole.num_calls - below(num, seed, "full at call", *address)
+    size = 0 if tight else below(MOST_BYTES, seed, "full from byte", *address)
     return child(folder, happens_at=at, happening=fill(folder.parent, size) if on_tmpfs else limit(size))
 
 
