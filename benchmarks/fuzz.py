@@ -54,7 +54,7 @@ class Found:
     codes: Counter[str] = field(default_factory=Counter)
     failures: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)
-    diverged: int = 0
+    diverged: list[str] = field(default_factory=list)
 
     def fail(self, error: BaseException, where: str) -> None:
         frame = traceback.extract_tb(error.__traceback__)[-1]
@@ -96,7 +96,7 @@ def mutated(update: ClientUpdate, model: GlobalModel, seed: int, number: int) ->
         try:
             update = MUTATIONS[name](update, model, below(10**6, seed, "draw", number, place))
             chosen.append(name)
-        except (TypeError, ValueError, RuntimeError, AttributeError, IndexError, NotImplementedError, OverflowError):
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
             pass  # one mutation has left nothing that the next one could work on
     return update, chosen
 
@@ -180,7 +180,7 @@ def fuzz(num: int, seed: int) -> Found:
             found.seen[receipt.status] += 1
             found.codes[receipt.code] += receipt.status == "rejected"
         except NotFiniteError:
-            found.diverged += 1
+            found.diverged.append(f"number {number}, {name}")
             servers[name] = server_of(experiments[name])
         except Exception as error:
             found.fail(error, f"number {number}, {name}: {'; '.join(chosen) or 'a good update'}")
@@ -204,7 +204,7 @@ def main() -> None:
     print(f"fuzz: {options.num:,} updates, {len(MUTATIONS)} mutations, {len(ALGORITHMS)} algorithms: {told}", end="")
     print(f", {time.perf_counter() - began:.0f} s")
     print(f"  refused for: {dict(+found.codes)}")
-    print(f"  models that came out not finite, all of their updates being so: {found.diverged}")
+    print(f"  models that came out not finite, all of their updates being so: {len(found.diverged)} {found.diverged[:3] or ''}")
     print(f"  failures: {found.failures.total()} of {len(found.failures)} kinds")
     for what, count in found.failures.most_common():
         print(f"    {count:6} {what}\n           first: {found.examples[what]}")
