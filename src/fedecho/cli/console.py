@@ -44,7 +44,12 @@ def use_data_dir(folder: Path | None) -> None:
 
 
 def say(text: str) -> None:
-    err.print(text, soft_wrap=True, markup=False, highlight=False)
+    err.print(one_line(text), soft_wrap=True, markup=False, highlight=False)
+
+
+def one_line(text: str) -> str:
+    """What a file or an argument brought along may hold line ends, and orders to a terminal."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 @contextmanager

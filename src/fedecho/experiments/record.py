@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from hashlib import sha256
 from math import isfinite
 from pathlib import Path
@@ -24,13 +25,22 @@ RECORD = "run.jsonl"
 Line = dict[str, Any]
 
 
-class Record:
-    """Appends lines. ``position`` is where a checkpoint may come back to."""
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A place in a record that a checkpoint may come back to, and the sha256 of all before it (None: an old checkpoint's)."""
 
-    def __init__(self, file: BinaryIO, runtimes: ClientRuntimes, path: Path = Path(RECORD)) -> None:
+    position: int
+    sha256: str | None
+
+
+class Record:
+    """Appends lines, and knows the digest of all it holds."""
+
+    def __init__(self, file: BinaryIO, runtimes: ClientRuntimes, path: Path = Path(RECORD), before: bytes = b"") -> None:
         self._file = file
         self._runtimes = runtimes
         self._path = path
+        self._digest = sha256(before)
 
     @classmethod
     def in_memory(cls, runtimes: ClientRuntimes) -> "Record":
@@ -43,21 +53,23 @@ class Record:
         return cls.continued(folder, runtimes, None)
 
     @classmethod
-    def continued(cls, folder: Path, runtimes: ClientRuntimes, position: int | None) -> "Record":
-        """The record as it stood at ``position`` (None: after its header); what came later will be lived through again."""
-        file = (folder / RECORD).open("rb+")
-        if position is None:
-            position = len(file.readline())
-        if position > file.seek(0, os.SEEK_END):
+    def continued(cls, folder: Path, runtimes: ClientRuntimes, mark: Mark | None) -> "Record":
+        """The record as it stood at ``mark`` (None: after its header); what came later will be lived through again."""
+        path = folder / RECORD
+        file = path.open("rb+")
+        before = file.readline() if mark is None else file.read(mark.position)
+        if mark is not None and (len(before) < mark.position or mark.sha256 not in (None, sha256(before).hexdigest())):
             file.close()
-            raise ValueError(f"{folder / RECORD} is shorter than when its checkpoint was made; start the run in a new folder")
-        file.truncate(position)
-        file.seek(position)
-        return cls(file, runtimes, folder / RECORD)
+            raise ValueError(f"{path} is shorter or another than when its checkpoint was made; start the run in a new folder")
+        file.truncate(len(before))
+        file.seek(len(before))
+        return cls(file, runtimes, path, before)
 
     def write(self, line: Line) -> None:
+        data = json.dumps(line, separators=(",", ":")).encode() + b"\n"
+        self._digest.update(data)
         with disk_full_at(self._path):
-            self._file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+            self._file.write(data)
 
     def moment(self, moment: Moment) -> None:
         receipt = moment.receipt
@@ -78,13 +90,13 @@ class Record:
             line = _numbers(receipt.metrics) | line | {"norm": _rounded(receipt.norm)}
         return line
 
-    def sync(self) -> int:
-        """Everything so far is on the disk; the position behind it."""
+    def sync(self) -> Mark:
+        """Everything so far is on the disk; the place behind it."""
         with disk_full_at(self._path):
             self._file.flush()
             if not isinstance(self._file, io.BytesIO):
                 os.fsync(self._file.fileno())
-        return self._file.tell()
+        return Mark(self._file.tell(), self._digest.hexdigest())
 
     def flush(self) -> None:
         with disk_full_at(self._path):

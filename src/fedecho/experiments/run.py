@@ -26,7 +26,7 @@ from fedecho.experiments.config import ConfigError, fingerprint, from_config
 from fedecho.experiments.experiment import Experiment
 from fedecho.experiments.folder import check_folder, owned
 from fedecho.experiments.identity import config_of, header_of, model_digest, name_of, notes_of
-from fedecho.experiments.record import RECORD, Line, Record, arrivals_digest, read_header
+from fedecho.experiments.record import RECORD, Line, Mark, Record, arrivals_digest, read_header
 from fedecho.experiments.signals import stop_signals
 from fedecho.experiments.standstill import Standstill
 from fedecho.experiments.summary import Summary, accuracies, last_scores, staleness
@@ -200,12 +200,13 @@ class _Run:
     def _save(self) -> None:
         if self.folder is None:
             return
-        began = time.perf_counter()
+        began, mark = time.perf_counter(), self.record.sync()
         state = {
             "fingerprint": self._fingerprint,
             "server": self.simulation.server.snapshot(),
             "transport": self.simulation.transport.snapshot(),
-            "position": self.record.sync(),
+            "position": mark.position,
+            "record_sha256": mark.sha256,
             "real_s": self.real_s,
             "num_moments": self.num_moments,
             "refused": self.standstill.refused,
@@ -215,7 +216,7 @@ class _Run:
         self.saved_at = time.perf_counter()
         self.save_cost_s = self.saved_at - began
 
-    def _restore(self, say: Callable[[str], None]) -> int | None:
+    def _restore(self, say: Callable[[str], None]) -> Mark | None:
         """Take up the newest checkpoint; its place in the record, or None if the run never came to one."""
         found = None if self.folder is None else load_checkpoint(self.folder, say)
         if found is None:
@@ -230,7 +231,7 @@ class _Run:
             transport.restore(tree["transport"], tree["server"]["models"])
             self.real_before, self.num_moments = tree["real_s"], tree["num_moments"]
             self.standstill.refused, self.standstill.fruitless = tree["refused"], tree["fruitless"]
-            return int(tree["position"])
+            return Mark(tree["position"], tree.get("record_sha256"))
         except (KeyError, TypeError, AttributeError) as error:
             told = f"{type(error).__name__}: {error}"
             raise CheckpointError(f"the checkpoint in {self.folder} is of another fedecho ({told}); {ANEW}") from error
