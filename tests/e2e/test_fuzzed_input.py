@@ -124,6 +124,28 @@ def test_any_bytes(tmp_path: Path, content: bytes) -> None:
     check(fedecho("run", str(path)))
 
 
+FOUND = {
+    "a list for a method's name, beside an unknown key": '"" = 0\n[task]\nname = "digits"\n[algorithm]\nname = []\n',
+    "a number for the method inside": '[task]\nname = "digits"\n[algorithm]\nname = "fedecho"\ninner = 3\n',
+    "three thousand lists in each other": "seed = " + "[" * 3000,
+    "lists that are closed": "seed = " + "[" * 100 + "]" * 100,
+    "a number of 16,000 bits": "seed = 0x" + "f" * 4000,
+    "a number of 5,000 digits": "seed = " + "9" * 5000,
+    "a megabyte": "#" * (1 << 20) + "\n",
+    "orders to a terminal": 'recipe = "digits"\n"\\u001b[31m\\n" = 1\n',
+}
+
+
+@pytest.mark.parametrize("content", FOUND.values(), ids=FOUND)
+def test_what_once_ended_in_a_traceback(tmp_path: Path, content: str) -> None:
+    (tmp_path / "found.toml").write_text(content)
+    for words in ([], ["--algorithm", "fadas"]):
+        result = fedecho("run", "found.toml", *words)
+        check(result)
+        assert result.exit_code == 2
+        assert result.stderr.strip().isprintable()
+
+
 COMMANDS = ["run", "resume", "compare", "table", "cost", "list", "data fetch", "data synthesize", "data", "--version", "--help"]
 OPTIONS = ["--algorithm", "--algorithms", "--seed", "--seeds", "--versions", "--set", "--executor", "--workers", "--precision"]
 OPTIONS += [
