@@ -99,6 +99,13 @@ class Noisy(VirtualTransport):
     again: Message | None = None
     received = 0
 
+    def send(self, dispatch: Dispatch) -> None:
+        """A stray message has ended the client's job at the server; at the client the new one ends the old."""
+        before = self.open.get(dispatch.client)
+        if before is not None:
+            self.executor.cancel(before.number)
+        super().send(dispatch)
+
     def receive(self) -> Message:
         self.received += 1
         if self.again is not None:
@@ -119,8 +126,8 @@ class Noisy(VirtualTransport):
 class Books:
     """Every dispatch is in flight from the moment it is sent until the one message that ends it; kept apart from the server's."""
 
-    def __init__(self, server: Server[Any]) -> None:
-        self.server = server
+    def __init__(self, server: Server[Any], jobs: dict[int, Job]) -> None:
+        self.server, self.jobs = server, jobs
         self.in_flight: set[int] = set()
         self.ended: Counter[str] = Counter()
         self.unasked = self.moments = self.sent = 0
@@ -149,6 +156,7 @@ class Books:
     def check_in_flight(self) -> None:
         """The numbers themselves, not only how many: costs as much as there are."""
         assert self.in_flight == {work.number for work in self.server.open.values()}
+        assert len(self.jobs) <= 2 * self.server.concurrency, "jobs that nobody waits for pile up"
 
 
 def megabytes() -> tuple[float, float]:
@@ -196,10 +204,9 @@ def traffic(seed: int, num_clients: int, concurrency: int, mean_s: float) -> Soa
         algorithm=FedBuff(buffer_size=10), model=model, num_clients=num_clients, concurrency=concurrency, seed=seed
     )
     faults = Faults(dropout=DROPOUT, available_s=300 * mean_s, unavailable_s=100 * mean_s)
-    transport = Noisy(
-        executor=ReadyMade(seed), runtimes=Runtimes(seed, mean_s), num_clients=num_clients, seed=seed, faults=faults
-    )
-    books = Books(server)
+    executor = ReadyMade(seed)
+    transport = Noisy(executor=executor, runtimes=Runtimes(seed, mean_s), num_clients=num_clients, seed=seed, faults=faults)
+    books = Books(server, executor.jobs)
     send = transport.send
 
     def sent(dispatch: Dispatch) -> None:

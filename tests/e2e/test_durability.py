@@ -1,6 +1,7 @@
 """A full disk, a second process, a changed input: nothing is lost, and one line says what to do."""
 
 import errno
+import json
 import os
 import pickle
 import resource
@@ -15,11 +16,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from safetensors.torch import save
 from typer.testing import CliRunner
 
 from fedecho import Experiment, FedBuff, Runtimes, load, resume, simulate
 from fedecho.cli import app
+from fedecho.core import checkpoint
+from fedecho.core.checkpoint import CheckpointError, load_checkpoint
 from fedecho.core.disk import DiskFullError, disk_full_at
+from fedecho.core.drive import Moment
 from fedecho.experiments import run as running
 from fedecho.experiments.described import described
 from fedecho.experiments.folder import LOCK, owned
@@ -200,6 +205,63 @@ def stopped(experiment: Experiment, folder: Path) -> None:
 
 def _interrupt(moment: object, scores: object) -> None:
     raise KeyboardInterrupt
+
+
+def stopped_with_checkpoint(folder: Path) -> None:
+    """A run that was interrupted at its first version, every message of it in a checkpoint."""
+
+    def stop(moment: Moment, scores: object) -> None:
+        if moment.step is not None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        simulate(small(), out=folder, checkpoint_s=0.0, watch=stop)
+
+
+def test_a_record_that_is_not_the_one_of_its_checkpoint_is_refused_before_anything_is_trained(
+    tmp_path: Path, whole: str
+) -> None:
+    stopped_with_checkpoint(tmp_path)
+    record = tmp_path / "run.jsonl"
+    good = record.read_bytes()
+    at = good.index(b'"event":"arrival"')
+    for damaged in (good[: at + 20] + b"7" + good[at + 21 :], good[: at + 20], good[:at] + b" " + good[at:]):
+        record.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"run\.jsonl is shorter or another than when its checkpoint was made"):
+            resume(tmp_path)
+        assert record.read_bytes() == damaged, "what is not understood is not touched"
+    record.write_bytes(good + b'{"event":"arr')
+    assert resume(tmp_path).summary.model_sha256 == whole
+
+
+def test_a_checkpoint_of_before_digests_still_resumes_and_one_of_another_kind_is_named(tmp_path: Path, whole: str) -> None:
+    stopped_with_checkpoint(tmp_path)
+    tree, tensors = load_checkpoint(tmp_path) or (None, None)
+    assert tree is not None
+    for path in tmp_path.glob("checkpoint-*"):
+        path.unlink()
+    named = dict(tree["map"])
+    rewritten(tmp_path, {key: value for key, value in named.items() if key != "transport"}, tensors)
+    with pytest.raises(CheckpointError, match=r"is of another fedecho \(KeyError: 'transport'\); start in a new folder"):
+        resume(tmp_path)
+    rewritten(tmp_path, {key: value for key, value in named.items() if key != "record_sha256"}, tensors)
+    assert resume(tmp_path).summary.model_sha256 == whole
+
+
+def rewritten(folder: Path, named: dict[str, Any], tensors: Any) -> None:
+    text = json.dumps({"map": list(named.items())})
+    metadata = {"format": checkpoint.FORMAT, "tree": text, "sha256": checkpoint._digest(text, tensors)}
+    (folder / "checkpoint-0000000009.safetensors").write_bytes(save(tensors, metadata))
+
+
+def test_damaged_files_of_a_run_are_named(tmp_path: Path) -> None:
+    simulate(small(1), out=tmp_path)
+    (tmp_path / "summary.json").write_text('{"name": "digits"}')
+    with pytest.raises(ValueError, match=r"summary\.json is damaged .*; remove it, then `fedecho resume"):
+        Summary.read(tmp_path)
+    (tmp_path / "run.jsonl").write_bytes((tmp_path / "run.jsonl").read_bytes() + b"[1]\n")
+    with pytest.raises(ValueError, match=r"run\.jsonl, line \d+ is no line of a run's record"):
+        list(read_record(tmp_path))
 
 
 def test_a_trace_that_has_changed_is_refused(tmp_path: Path) -> None:
