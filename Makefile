@@ -3,9 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-COVERED := src/fedecho/core/*,src/fedecho/algorithms/*,src/fedecho/distill/*,src/fedecho/simulation/*
+COVERED := src/fedecho/core/*,src/fedecho/algorithms/*,src/fedecho/distill/*,src/fedecho/simulation/*,src/fedecho/flower/*
 
-.PHONY: demo test lint install format bench durability audit lock clean
+.PHONY: demo test network lint install format bench durability audit lock clean
 
 demo: $(STAMP)  ## FedBuff, FADAS and FedEcho on the embedded digits, three seeds, then a table
 	$(BIN)/fedecho compare digits --algorithms fedbuff,fadas,fedecho --seeds 0,1,2 --out runs/demo
@@ -14,6 +14,9 @@ test: lint  ## everything that must hold
 	rm -f .coverage .coverage.*
 	$(BIN)/python -m pytest --cov --cov-report=
 	$(BIN)/coverage report --skip-covered --include='$(COVERED)' --fail-under=95
+
+network: $(STAMP)  ## real Flower processes on this machine: six nodes, TLS and keys, chaos, Flower's simulation engine; minutes each
+	$(BIN)/python -m pytest -m network -s
 
 lint: $(STAMP)
 	$(BIN)/ruff check
@@ -24,8 +27,9 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: $(STAMP)  ## what the simulator costs beside a bare training loop
+bench: $(STAMP)  ## what the simulator costs beside a bare training loop, and what the persistent worker gains
 	$(BIN)/python -m benchmarks.overhead
+	$(BIN)/python -m benchmarks.flower_roundtrip
 
 durability: $(STAMP)  ## 200 runs killed, 50 full disks, 100,000 mutated updates, an hour of traffic: some ten minutes
 	$(BIN)/python -m benchmarks.crash --num 200 --disk-full 50

@@ -1,6 +1,8 @@
 """The folders show the architecture; this keeps them honest."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import fedecho
@@ -12,12 +14,13 @@ ALLOWED: dict[str, set[str]] = {
     "learning": {"core"},
     "data": {"core"},
     "models": set(),
-    "algorithms": {"core", "distill"},
+    "algorithms": {"core", "distill", "learning"},
     "tasks": {"core", "data", "models"},
     "simulation": {"core", "learning"},
     "experiments": {"core", "distill", "learning", "data", "models", "algorithms", "tasks", "simulation"},
+    "flower": {"core", "distill", "learning", "experiments"},
     "report": {"core", "experiments", "simulation"},
-    "cli": {"core", "algorithms", "data", "experiments", "report", "simulation", "tasks"},
+    "cli": {"core", "algorithms", "data", "experiments", "flower", "report", "simulation", "tasks"},
 }
 
 
@@ -51,3 +54,35 @@ def test_the_public_names_are_sorted_and_there() -> None:
     assert names == sorted(names)
     assert all(hasattr(fedecho, name) for name in fedecho.__all__)
     assert fedecho.__version__ in (ROOT.parent.parent / "pyproject.toml").read_text()
+
+
+def test_the_table_of_lazy_names_is_the_list_of_imports() -> None:
+    tree = ast.parse((ROOT / "__init__.py").read_text())
+    imported = {
+        alias.name: node.module
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if node.module and node.module.startswith("fedecho.") and alias.name != "__version__"
+    }
+    assert imported == fedecho.WHERE
+    assert sorted({*fedecho.WHERE, "__version__"}) == sorted(fedecho.__all__)
+    assert {*fedecho.__all__} <= {*dir(fedecho)}
+
+
+def test_only_flower_and_its_commands_import_flwr() -> None:
+    for path in ROOT.rglob("*.py"):
+        found = [node.module or "" for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+        assert path.parent.name == "flower" or not any(name.split(".")[0] == "flwr" for name in found), path
+
+
+def test_what_a_clients_process_imports_is_free_of_torch() -> None:
+    code = "import sys, fedecho.flower.client_app; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_without_flower_the_extra_is_named() -> None:
+    code = "import sys; sys.modules['flwr'] = None\nimport fedecho; fedecho.load('digits')\nimport fedecho.flower"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "ImportError: fedecho.flower needs Flower: pip install 'fedecho[flower]'" in done.stderr

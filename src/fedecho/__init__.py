@@ -1,20 +1,28 @@
-"""FedEcho: asynchronous federated learning with uncertainty-aware distillation."""
+"""FedEcho: asynchronous federated learning with uncertainty-aware distillation.
 
-from fedecho.algorithms import ALGORITHMS, CA2FL, FADAS, FedAC, FedAsync, FedAvg, FedBuff, FedEcho
-from fedecho.core.algorithm import Algorithm, Demands
-from fedecho.core.task import Task
-from fedecho.core.types import Advance, Arrival, ClientUpdate, GlobalModel, Weights
-from fedecho.data.partition import DirichletPartitioner, IidPartitioner, ShardPartitioner
-from fedecho.distill.distiller import Distiller
-from fedecho.experiments.config import load
-from fedecho.experiments.experiment import Experiment
-from fedecho.experiments.recipes import RECIPES
-from fedecho.experiments.run import Result, resume, simulate
-from fedecho.learning.local import LocalTraining
-from fedecho.simulation.faults import Faults
-from fedecho.simulation.runtimes import Runtimes
-from fedecho.tasks import TASKS, CifarTask, DigitsTask
+Names are imported when they are first used: a process that only carries messages (fedecho.flower) starts without torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from fedecho.version import __version__
+
+if TYPE_CHECKING:
+    from fedecho.algorithms import ALGORITHMS, CA2FL, FADAS, FedAC, FedAsync, FedAvg, FedBuff, FedEcho
+    from fedecho.core.algorithm import Algorithm, Demands
+    from fedecho.core.task import Task
+    from fedecho.core.types import Advance, Arrival, ClientUpdate, GlobalModel, Weights
+    from fedecho.data.partition import DirichletPartitioner, IidPartitioner, ShardPartitioner
+    from fedecho.distill.distiller import Distiller
+    from fedecho.experiments.config import load
+    from fedecho.experiments.experiment import Experiment
+    from fedecho.experiments.recipes import RECIPES
+    from fedecho.experiments.run import Result, resume, simulate
+    from fedecho.learning.local import LocalTraining
+    from fedecho.simulation.faults import Faults
+    from fedecho.simulation.runtimes import Runtimes
+    from fedecho.tasks import TASKS, CifarTask, DigitsTask
 
 __all__ = [
     "ALGORITHMS",
@@ -51,3 +59,51 @@ __all__ = [
     "resume",
     "simulate",
 ]
+
+WHERE = {
+    "ALGORITHMS": "fedecho.algorithms",
+    "Advance": "fedecho.core.types",
+    "Algorithm": "fedecho.core.algorithm",
+    "Arrival": "fedecho.core.types",
+    "CA2FL": "fedecho.algorithms",
+    "CifarTask": "fedecho.tasks",
+    "ClientUpdate": "fedecho.core.types",
+    "Demands": "fedecho.core.algorithm",
+    "DigitsTask": "fedecho.tasks",
+    "DirichletPartitioner": "fedecho.data.partition",
+    "Distiller": "fedecho.distill.distiller",
+    "Experiment": "fedecho.experiments.experiment",
+    "FADAS": "fedecho.algorithms",
+    "Faults": "fedecho.simulation.faults",
+    "FedAC": "fedecho.algorithms",
+    "FedAsync": "fedecho.algorithms",
+    "FedAvg": "fedecho.algorithms",
+    "FedBuff": "fedecho.algorithms",
+    "FedEcho": "fedecho.algorithms",
+    "GlobalModel": "fedecho.core.types",
+    "IidPartitioner": "fedecho.data.partition",
+    "LocalTraining": "fedecho.learning.local",
+    "RECIPES": "fedecho.experiments.recipes",
+    "Result": "fedecho.experiments.run",
+    "Runtimes": "fedecho.simulation.runtimes",
+    "ShardPartitioner": "fedecho.data.partition",
+    "TASKS": "fedecho.tasks",
+    "Task": "fedecho.core.task",
+    "Weights": "fedecho.core.types",
+    "load": "fedecho.experiments.config",
+    "resume": "fedecho.experiments.run",
+    "simulate": "fedecho.experiments.run",
+}
+"""The module of every public name; a test compares it with the imports above."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in WHERE:
+        raise AttributeError(f"module 'fedecho' has no attribute {name!r}")
+    found = getattr(import_module(WHERE[name]), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *WHERE})

@@ -1,20 +1,26 @@
 """The buffer that every buffered method keeps: a running sum of deltas and of BatchNorm statistics."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from fedecho.algorithms.robust import StepRule, combined
 from fedecho.core.types import GlobalModel, Weights
 
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """S and the buffers' sum over the m updates so far. Owned: changed in place."""
+    """S and the buffers' sum over the m updates so far. Owned: changed in place.
+
+    A rule other than the mean needs the updates themselves: then they are kept instead, in ``deltas`` and ``statistics``.
+    """
 
     delta_sum: Tensor
     buffers_sum: Tensor
     size: int = 0
+    deltas: list[Tensor] = field(default_factory=list)
+    statistics: list[Tensor] = field(default_factory=list)
 
     @classmethod
     def empty(cls, model: GlobalModel) -> "Buffer":
@@ -25,6 +31,21 @@ class Buffer:
         self.delta_sum.add_(delta, alpha=weight)
         self.buffers_sum.add_(buffers)
         return replace(self, size=self.size + 1)
+
+    def keep(self, delta: Tensor, buffers: Tensor, weight: float, rule: StepRule) -> "Buffer":
+        """As ``add``, for the rule by which the buffer will become one update."""
+        if rule == "mean":
+            return self.add(delta, buffers, weight)
+        self.deltas.append(delta * weight)
+        self.statistics.append(buffers.clone())
+        return replace(self, size=self.size + 1)
+
+    def combine(self, rule: StepRule) -> "Buffer":
+        """What was kept as m times the one update it comes to, so that means over it are that update."""
+        if rule == "mean":
+            return self
+        delta, statistics = combined(torch.stack(self.deltas), torch.stack(self.statistics), rule)
+        return replace(self, delta_sum=delta * self.size, buffers_sum=statistics * self.size, deltas=[], statistics=[])
 
     def mean_buffers(self) -> Tensor:
         return self.buffers_sum / self.size

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fedecho.algorithms.buffer import Buffer, check_buffered, check_moments
+from fedecho.algorithms.robust import StepRule, check_rule
 from fedecho.core.types import Advance, Arrival, GlobalModel, Weights
 
 
@@ -37,9 +38,11 @@ class FADAS:
     bias_correction: bool = True
     delay_adaptive: bool = False
     staleness_threshold: int = 1
+    combine: StepRule = "mean"
 
     def __post_init__(self) -> None:
         check_buffered(self.buffer_size, self.server_lr)
+        check_rule(self.combine)
         check_moments(self.beta1, self.beta2, self.eps)
         if self.staleness_threshold < 0:
             raise ValueError(f"staleness_threshold must be at least 0, got {self.staleness_threshold}")
@@ -49,15 +52,15 @@ class FADAS:
         return Moments(Buffer.empty(model), zero, zero.clone(), zero.clone())
 
     def receive(self, state: Moments, arrival: Arrival) -> Moments:
-        buffer = state.buffer.add(arrival.update.delta, arrival.update.buffers)
+        buffer = state.buffer.keep(arrival.update.delta, arrival.update.buffers, 1.0, self.combine)
         return replace(state, buffer=buffer, max_staleness=max(state.max_staleness, arrival.staleness))
 
     def ready(self, state: Moments) -> bool:
         return state.buffer.size >= self.buffer_size
 
     def advance(self, state: Moments, model: GlobalModel) -> Advance[Moments]:
-        step = state.num_steps + 1
-        mean = state.buffer.delta_sum / state.buffer.size
+        step, full = state.num_steps + 1, state.buffer.combine(self.combine)
+        mean = full.delta_sum / full.size
         first = state.first.mul_(self.beta1).add_(mean, alpha=1 - self.beta1)
         second = state.second.mul_(self.beta2).addcmul_(mean, mean, value=1 - self.beta2)
         second_max = torch.maximum(state.second_max, second, out=state.second_max)
@@ -65,8 +68,8 @@ class FADAS:
         scale = (second_max / unbias2).sqrt_().add_(self.eps)
         server_lr = self._server_lr(state.max_staleness)
         params = model.weights.params.addcdiv(first, scale, value=server_lr / unbias1)
-        weights = Weights(params, state.buffer.mean_buffers())
-        fresh = replace(state, buffer=state.buffer.cleared(), num_steps=step, max_staleness=0)
+        weights = Weights(params, full.mean_buffers())
+        fresh = replace(state, buffer=full.cleared(), num_steps=step, max_staleness=0)
         return Advance(fresh, weights, metrics={"server_lr": server_lr})
 
     def _unbias(self, step: int) -> tuple[float, float]:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from fedecho.algorithms.buffer import Buffer, check_buffered
+from fedecho.algorithms.robust import StepRule, check_rule
 from fedecho.algorithms.staleness import StalenessName, staleness_weight
 from fedecho.core.types import Advance, Arrival, GlobalModel
 
@@ -12,6 +13,7 @@ class FedBuff:
     """x += eta S / M over a buffer of M updates, S = sum of w(tau) Delta_i.
 
     ``staleness="constant"`` is what the FedEcho paper compares with; ``"polynomial"`` with power 1/2 is the original's weight.
+    ``combine`` other than the mean is robust against a few bad clients (algorithms/robust.py).
     """
 
     buffer_size: int
@@ -20,9 +22,11 @@ class FedBuff:
     power: float = 0.5
     slope: float = 10.0
     grace: int = 4
+    combine: StepRule = "mean"
 
     def __post_init__(self) -> None:
         check_buffered(self.buffer_size, self.server_lr)
+        check_rule(self.combine)
         staleness_weight(self.staleness, self.power, self.slope, self.grace)
 
     def init(self, model: GlobalModel) -> Buffer:
@@ -30,11 +34,12 @@ class FedBuff:
 
     def receive(self, state: Buffer, arrival: Arrival) -> Buffer:
         weight = staleness_weight(self.staleness, self.power, self.slope, self.grace)(arrival.staleness)
-        return state.add(arrival.update.delta, arrival.update.buffers, weight)
+        return state.keep(arrival.update.delta, arrival.update.buffers, weight, self.combine)
 
     def ready(self, state: Buffer) -> bool:
         return state.size >= self.buffer_size
 
     def advance(self, state: Buffer, model: GlobalModel) -> Advance[Buffer]:
-        weights = state.mean_step(model, self.server_lr)
-        return Advance(state.cleared(), weights)
+        full = state.combine(self.combine)
+        weights = full.mean_step(model, self.server_lr)
+        return Advance(full.cleared(), weights)

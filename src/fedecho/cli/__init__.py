@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from fedecho.cli.data import data
+from fedecho.cli.deploy import certificates, join, serve, submit
 from fedecho.cli.runs import compare, list_all, resume, run
 from fedecho.cli.tables import cost, table
 from fedecho.version import __version__
@@ -34,7 +35,7 @@ def options(
 
 
 app.command("list")(list_all)
-for command in (run, resume, compare, table, cost):
+for command in (run, resume, compare, table, cost, certificates, serve, join, submit):
     app.command()(command)
 app.add_typer(data, name="data")
 

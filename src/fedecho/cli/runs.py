@@ -91,16 +91,20 @@ def resume(
     with friendly():
         use_data_dir(data_dir)
         before = read_header(folder)["execution"]
+        if before.get("executor") == "flower" and not is_finished(folder):
+            raise ConfigError(
+                f"{folder} holds a run over a network: it goes on when its app is submitted again (fedecho submit)"
+            )
+        if is_finished(folder):
+            tidy_finished(folder, say)
+            out.print(f"{folder} is finished already")
+            return
         options = execution_options(
             executor or before.get("executor", "serial"),
             workers,
             before.get("precision", "bf16"),
             before.get("deterministic", False),
         )
-        if is_finished(folder):
-            tidy_finished(folder, say)
-            out.print(f"{folder} is finished already")
-            return
         _finish(folder, None, options | {"checkpoint_s": checkpoint_every})
 
 

@@ -86,6 +86,17 @@ def decode(node: Any, tensors: Mapping[str, Tensor], template: Any = None) -> An
     return type(template)(**found)
 
 
+class Every(dict[Any, Any]):
+    """One template for whatever key."""
+
+    def __init__(self, template: Any) -> None:
+        super().__init__()
+        self._template = template
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return self._template
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """The file is there whole or not at all, also after a power cut. On a full disk, what stood under its name stays."""
     temporary = path.with_name(path.name + ".part")

@@ -63,6 +63,11 @@ class Layout:
         trainable.sort(key=lambda named: named[1].ndim < 2)
         return cls(tuple(_parts(trainable)), tuple(_parts(_state_buffers(module))))
 
+    @classmethod
+    def of_tensors(cls, params: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> "Layout":
+        """For a model that is known by its named tensors alone; their order is kept."""
+        return cls(tuple(_parts(params.items())), tuple(_parts(buffers.items())))
+
     @cached_property
     def num_params(self) -> int:
         return sum(part.size for part in self.params)

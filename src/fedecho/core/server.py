@@ -10,7 +10,7 @@ from fedecho.core.algorithm import Algorithm, demands
 from fedecho.core.gate import Gate
 from fedecho.core.idle import Idle
 from fedecho.core.rng import below, derive
-from fedecho.core.types import Arrival, ClientUpdate, Dispatch, GlobalModel, Joined, Left, Lost, Message
+from fedecho.core.types import Arrival, ClientUpdate, Dispatch, GlobalModel, Joined, Left, Lost, Message, Refused
 from fedecho.core.versions import Versions
 
 S = TypeVar("S")
@@ -114,7 +114,9 @@ class Server(Generic[S]):
         elif isinstance(message, Joined):
             receipt = self._join(message.client)
         elif isinstance(message, Left):
-            receipt = self._leave(message.client)
+            receipt = self._leave(message)
+        elif isinstance(message, Refused):
+            receipt = self._unreadable(message)
         else:
             receipt = self._lose(message)
         self.counts[receipt.status] += 1
@@ -177,11 +179,18 @@ class Server(Generic[S]):
             self.idle.add(client)
         return Receipt("rejected", client, text, fault.code, work.number, work.base_version, staleness)
 
+    def _unreadable(self, refused: Refused) -> Receipt:
+        work = self.open.get(refused.client)
+        if work is None:
+            return Receipt("ignored", refused.client, refused.reason)
+        staleness = self.model.version - self._close(refused.client, work).version
+        return self._refuse(refused.client, work, staleness, Fault("unreadable", refused.reason))
+
     def _close(self, client: int, work: Open) -> GlobalModel:
         del self.open[client]
         return self.versions.release(work.base_version)
 
-    def _lose(self, lost: Lost) -> Receipt:
+    def _lose(self, lost: Lost | Left) -> Receipt:
         work = self.open.get(lost.client)
         if work is None:
             return Receipt("ignored", lost.client, lost.reason)
@@ -201,8 +210,8 @@ class Server(Generic[S]):
             self.idle.add(client)
         return Receipt("joined", client)
 
-    def _leave(self, client: int) -> Receipt:
-        receipt = self._lose(Lost(client, "client went away"))
+    def _leave(self, left: Left) -> Receipt:
+        client, receipt = left.client, self._lose(left)
         self.idle.remove(client)
         self.gate.left(client)
         if client in self.reported:

@@ -65,6 +65,14 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
+class Refused:
+    """A dispatched client answered with something that cannot be read as an update."""
+
+    client: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Joined:
     """A client can be chosen from now on."""
 
@@ -76,9 +84,10 @@ class Left:
     """A client cannot be chosen until it joins again. A job it had open is lost."""
 
     client: int
+    reason: str = "client went away"
 
 
-Message = ClientUpdate | Lost | Joined | Left
+Message = ClientUpdate | Lost | Refused | Joined | Left
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from fedecho.distill.robust import TeacherRule, robust_teacher
+
 Average = Literal["logits", "probabilities"]
 
 
@@ -15,15 +17,26 @@ class Bank:
 
     The sum is kept in float64: adding the new logits and subtracting the old ones then drifts by some 1e-16 a time, far below what
     float32 shows. Entries so large that taking them out again would leave nothing of the others are summed anew instead, and logits
-    that are not finite are refused. Clients never heard are left out of the mean, not counted as zeros.
+    that are not finite are refused. Clients never heard are left out of the mean, not counted as zeros. A ``rule`` other than the
+    mean looks at all entries at each version (distill/robust.py).
     """
 
     LARGE = 1e6
 
-    def __init__(self, num_unlabeled: int, num_classes: int, device: torch.device, average: Average = "logits") -> None:
+    def __init__(
+        self,
+        num_unlabeled: int,
+        num_classes: int,
+        device: torch.device,
+        average: Average = "logits",
+        rule: TeacherRule = "mean",
+        trim: float = 0.2,
+    ) -> None:
         if average not in ("logits", "probabilities"):
             raise ValueError(f"average must be 'logits' or 'probabilities', got {average!r}")
         self.average: Average = average
+        self.rule: TeacherRule = rule
+        self.trim = trim
         self.total = torch.zeros(num_unlabeled, num_classes, dtype=torch.float64, device=device)
         self.entries: dict[int, Tensor] = {}
         self.heard_at: dict[int, int] = {}
@@ -61,10 +74,14 @@ class Bank:
         """Line 14: the mean over the clients that have logits. A mean of probabilities comes back as its logarithm."""
         if not self.entries:
             raise ValueError("no client has been heard yet, so there is no teacher")
-        mean = (self.total / len(self.entries)).float()
+        mean = (self.total / len(self.entries)).float() if self.rule == "mean" else self._robust()
         if self.average == "probabilities":
             return mean.clamp_min(torch.finfo(mean.dtype).tiny).log()
         return mean
+
+    def _robust(self) -> Tensor:
+        """In the order of the clients, so that sums round the same after a resume."""
+        return robust_teacher((self.entries[client] for client in sorted(self.entries)), self.rule, self.trim).float()
 
     def __len__(self) -> int:
         return len(self.entries)

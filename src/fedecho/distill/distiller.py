@@ -11,6 +11,7 @@ from fedecho.core.rng import global_rng, torch_rng
 from fedecho.core.types import Weights
 from fedecho.distill.bank import Average
 from fedecho.distill.loss import clip_factor, distillation_loss
+from fedecho.distill.robust import RULES, TeacherRule
 from fedecho.distill.student import Student, Teacher
 
 
@@ -33,7 +34,8 @@ class Distiller:
 
     ``alpha_min == alpha_max`` fixes alpha; ``clip_norm = inf`` does not clip; ``average`` is over logits (the paper) or
     probabilities (its appendix); ``batch_norm = "frozen"`` keeps the student's statistics; ``moments = "fresh"`` restarts Adam
-    at each version; ``num_distill_steps = None`` is one shuffled pass over U, 0 is no distillation.
+    at each version; ``num_distill_steps = None`` is one shuffled pass over U, 0 is no distillation. ``teacher`` is how all clients'
+    logits become one: the paper's mean, a median, a mean without the outer ``trim`` on each side, or one weighted by certainty.
 
     What the bank of a language model keeps of each token: ``token_bank`` is "exact" (hidden states), "topk" (the ``top_k`` largest
     logits, 64 by default) or "full"; None is exact where the head is frozen and bias-free, else topk. ``half_bank`` keeps it in
@@ -52,6 +54,8 @@ class Distiller:
     average: Average = "logits"
     batch_norm: Literal["train", "frozen"] = "train"
     moments: Literal["carried", "fresh"] = "carried"
+    teacher: TeacherRule = "mean"
+    trim: float = 0.2
     token_bank: Literal["exact", "topk", "full"] | None = None
     top_k: int | None = None
     half_bank: bool | None = None
@@ -72,6 +76,10 @@ class Distiller:
             raise ValueError(f"distiller.token_bank must be 'exact', 'topk' or 'full', got {self.token_bank!r}")
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"distiller.top_k must be at least 1, got {self.top_k}")
+        if self.teacher not in RULES:
+            raise ValueError(f"distiller.teacher must be one of {', '.join(RULES)}, got {self.teacher!r}")
+        if not 0 <= self.trim < 0.5:
+            raise ValueError(f"distiller.trim must be at least 0 and below 0.5, got {self.trim}")
         if not self.clip_norm > 0:
             raise ValueError(f"clip_norm must be above 0 (inf for none), got {self.clip_norm}")
         if not 0 <= self.alpha_min <= self.alpha_max <= 1:

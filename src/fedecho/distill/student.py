@@ -41,7 +41,8 @@ class Student:
 
     def bank(self, distiller: "Distiller") -> Any:
         """An empty bank for what ``infer`` gives."""
-        return Bank(self.num_unlabeled, self.num_classes(), self.device, distiller.average)
+        kinds = (distiller.average, distiller.teacher, distiller.trim)
+        return Bank(self.num_unlabeled, self.num_classes(), self.device, *kinds)
 
     def infer(self, weights: Weights) -> Any:
         """The logits of a model on the whole of U, in eval mode."""

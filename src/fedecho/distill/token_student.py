@@ -36,6 +36,8 @@ class TokenStudent(Student):
         )
 
     def bank(self, distiller: "Distiller") -> TokenBank:
+        if distiller.teacher != "mean":
+            raise ValueError(f"distiller.teacher must be 'mean' for a language model's bank, got {distiller.teacher!r}")
         return TokenBank(self.storage, Positions(self._task.position_counts()), self.device)
 
     def infer(self, weights: Weights) -> Any:

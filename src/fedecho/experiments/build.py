@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 
+from fedecho.algorithms.noised import Noised
 from fedecho.core.algorithm import demands
 from fedecho.core.capture import Precision
 from fedecho.core.layout import BoundNetwork, Layout
@@ -18,15 +19,18 @@ from fedecho.core.types import GlobalModel, Weights
 from fedecho.distill.distiller import Distiller
 from fedecho.distill.student import Student
 from fedecho.distill.token_student import student_for
+from fedecho.experiments.clients import attackers_of, sent_by, training_task
 from fedecho.experiments.experiment import Experiment
 from fedecho.learning.local import LocalTraining
+from fedecho.learning.privacy import variances_of
 from fedecho.learning.trainer import Trainer
+from fedecho.simulation.attacks import FloodedRuntimes
 from fedecho.simulation.executors.executor import Executor
 from fedecho.simulation.executors.pool import PoolExecutor
 from fedecho.simulation.executors.serial import SerialExecutor
 from fedecho.simulation.forecast import Forecast, forecast
 from fedecho.simulation.runtimes import ClientRuntimes
-from fedecho.simulation.transport import VirtualTransport
+from fedecho.simulation.transport import Sent, VirtualTransport, as_it_is
 
 ExecutorName = Literal["serial", "pool", "cuda"]
 EXECUTORS: tuple[ExecutorName, ...] = ("serial", "pool", "cuda")
@@ -114,11 +118,12 @@ def assembled(
         return
     network = bound_network(experiment.task, experiment.seed)
     runtimes = _runtimes(experiment)
-    student = _student_of(experiment, lambda: student_for(network, experiment.task, distiller_of(experiment)))
-    server = _server(experiment, network, student)
+    student = student_of(experiment, lambda: student_for(network, experiment.task, distiller_of(experiment)))
+    server = server_of(experiment, network, student)
     runner = _executor(experiment, execution, network, runtimes)
     try:
-        transport = _transport(experiment, runner, runtimes)
+        sent = sent_by(experiment, network.layout, network.weights.params.device)
+        transport = _transport(experiment, runner, runtimes, sent)
         yield Simulation(experiment, server, transport, runtimes, network.layout, _evaluation(experiment.task, network))
     finally:
         runner.close()
@@ -128,6 +133,10 @@ def assembled(
 def _on_gpu(experiment: Experiment, execution: Execution, say: Callable[[str], None]) -> Iterator[Simulation]:
     from fedecho.experiments.gpu import DTYPES, GpuParts, gpu_settings, the_gpu
 
+    if experiment.attack.poisons_data:
+        raise ValueError(
+            f"attack.kind = {experiment.attack.kind!r} poisons data, which is not on the GPU yet: use serial or pool"
+        )
     precision = Precision(DTYPES[execution.precision], execution.deterministic, execution.compiled)
     device = the_gpu()
     with gpu_settings(precision, device):
@@ -135,10 +144,11 @@ def _on_gpu(experiment: Experiment, execution: Execution, say: Callable[[str], N
         if parts.eager:
             say(f"training is not captured but eager: {parts.eager}")
         runtimes = _runtimes(experiment)
-        server = _server(experiment, parts.network, _student_of(experiment, parts.student))
+        server = server_of(experiment, parts.network, student_of(experiment, parts.student))
         runner = parts.executor(execution.num_workers, _wanted(experiment, runtimes))
         try:
-            transport = _transport(experiment, runner, runtimes)
+            sent = sent_by(experiment, parts.network.layout, device)
+            transport = _transport(experiment, runner, runtimes, sent)
             yield Simulation(experiment, server, transport, runtimes, parts.network.layout, parts.evaluate)
         finally:
             runner.close()
@@ -147,21 +157,27 @@ def _on_gpu(experiment: Experiment, execution: Execution, say: Callable[[str], N
 def _runtimes(experiment: Experiment) -> ClientRuntimes:
     task = experiment.task
     sizes = [task.num_examples(client) for client in range(task.num_clients)]
-    return experiment.runtimes.assign(sizes, experiment.seed)
+    runtimes = experiment.runtimes.assign(sizes, experiment.seed)
+    return FloodedRuntimes(runtimes, attackers_of(experiment)) if experiment.attack.kind == "flood" else runtimes
 
 
 def distiller_of(experiment: Experiment) -> Distiller | None:
     return getattr(experiment.algorithm, "distiller", None)
 
 
-def _student_of(experiment: Experiment, make: Callable[[], Student]) -> Student | None:
+def student_of(experiment: Experiment, make: Callable[[], Student]) -> Student | None:
     return make() if hasattr(experiment.algorithm, "attached") else None
 
 
-def _server(experiment: Experiment, network: BoundNetwork, student: Student | None) -> Server[Any]:
+def server_of(experiment: Experiment, network: BoundNetwork, student: Student | None) -> Server[Any]:
     algorithm: Any = experiment.algorithm
+    if student is not None:
+        algorithm = algorithm.attached(student)
+    if experiment.privacy.on and experiment.privacy.where == "server":
+        variances = variances_of(network.layout, network.weights.params.device)
+        algorithm = Noised(inner=algorithm, privacy=experiment.privacy, seed=experiment.seed, variances=variances)
     return Server(
-        algorithm=algorithm if student is None else algorithm.attached(student),
+        algorithm=algorithm,
         model=GlobalModel(0, network.layout.pack(network.module)),
         num_clients=experiment.task.num_clients,
         concurrency=experiment.concurrency,
@@ -178,7 +194,7 @@ def _evaluation(task: Task, network: BoundNetwork) -> Callable[[Weights], dict[s
     return evaluate
 
 
-def _transport(experiment: Experiment, executor: Executor, runtimes: ClientRuntimes) -> VirtualTransport:
+def _transport(experiment: Experiment, executor: Executor, runtimes: ClientRuntimes, sent: Sent = as_it_is) -> VirtualTransport:
     return VirtualTransport(
         executor=executor,
         runtimes=runtimes,
@@ -186,11 +202,12 @@ def _transport(experiment: Experiment, executor: Executor, runtimes: ClientRunti
         seed=experiment.seed,
         faults=experiment.faults,
         client_memory=experiment.client_memory,
+        sent=sent,
     )
 
 
 def _executor(experiment: Experiment, execution: Execution, network: BoundNetwork, runtimes: ClientRuntimes) -> Executor:
-    task, local = experiment.task, experiment.local_training
+    task, local = training_task(experiment), experiment.local_training
     if execution.executor == "serial":
         trainer = Trainer(task, local, network)
         return SerialExecutor(lambda job: trainer.train(job.dispatch, job.control))

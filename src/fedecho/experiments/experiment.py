@@ -9,6 +9,8 @@ from fedecho.core.algorithm import Algorithm, demands
 from fedecho.core.memory import Place
 from fedecho.core.task import Task
 from fedecho.learning.local import LocalTraining
+from fedecho.learning.privacy import Privacy
+from fedecho.simulation.attacks import Attack
 from fedecho.simulation.faults import Faults
 from fedecho.simulation.runtimes import Runtimes
 
@@ -27,6 +29,8 @@ class Experiment:
     runtimes: Runtimes = field(default_factory=Runtimes)
     faults: Faults = field(default_factory=Faults)
     admission: Admission = field(default_factory=Admission)
+    privacy: Privacy = field(default_factory=Privacy)
+    attack: Attack = field(default_factory=Attack)
     dispatch_after_step: bool = False
     eval_every: int = 1
     client_memory: Place = "cpu"
@@ -43,6 +47,7 @@ class Experiment:
             raise ValueError(
                 "local.control_variates needs a method that sends a correction (fedac), which switches it on by itself"
             )
+        self._check_privacy()
         num_clients = self.task.num_clients
         if not 1 <= self.concurrency <= num_clients:
             raise ValueError(f"concurrency must be between 1 and task.num_clients = {num_clients}, got {self.concurrency}")
@@ -67,6 +72,18 @@ class Experiment:
             proximal=self.local.proximal or asked.proximal,
             control_variates=self.local.control_variates or asked.control_variates,
         )
+
+    def _check_privacy(self) -> None:
+        if not self.privacy.on:
+            return
+        if self.local_training.control_variates:
+            raise ValueError(
+                "privacy does not cover control variates: set algorithm.control_variates=false or use another method"
+            )
+        if self.privacy.where == "server" and hasattr(self.algorithm, "distiller"):
+            raise ValueError(
+                "privacy.where='server' covers the buffer but not FedEcho's teachers, which see each update: use 'client'"
+            )
 
     def _share_seed(self) -> None:
         """A task or a method with no seed of its own takes the experiment's."""

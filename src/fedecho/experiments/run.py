@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedecho.core.checkpoint import (
     CheckpointError,
+    Every,
     decode,
     load_checkpoint,
     remove_checkpoints,
@@ -21,6 +22,7 @@ from fedecho.core.checkpoint import (
 from fedecho.core.disk import DiskFullError
 from fedecho.core.drive import Moment, drive
 from fedecho.core.types import Weights
+from fedecho.experiments.accounting import check_accountant, spent
 from fedecho.experiments.build import Execution, ExecutorName, Simulation, assembled, one_thread
 from fedecho.experiments.config import ConfigError, fingerprint, from_config
 from fedecho.experiments.experiment import Experiment
@@ -80,6 +82,8 @@ def simulate(
     """
     folder = None if out is None else Path(out)
     refuse_while_importing()
+    if experiment.privacy.on:
+        check_accountant()
     if not checkpoint_s >= 0:
         raise ConfigError(f"--checkpoint-every must be at least 0 seconds, got {checkpoint_s}")
     execution = Execution(executor=executor, workers=workers, precision=precision, deterministic=deterministic)
@@ -222,7 +226,7 @@ class _Run:
         if found is None:
             return None
         server, transport = self.simulation.server, self.simulation.transport
-        template = {"server": {"state": server.state, "models": _Every(server.model)}}
+        template = {"server": {"state": server.state, "models": Every(server.model)}}
         try:
             tree = decode(*found, template)
             if tree["fingerprint"] != self._fingerprint:
@@ -269,6 +273,7 @@ class _Run:
             arrivals_sha256=arrivals_digest(iter(lines)),
             scores=last_scores(lines),
             notes=notes_of(experiment.task),
+            privacy=spent(experiment.privacy, lines) if experiment.privacy.on else None,
             **accuracies(lines),
             **staleness(lines),
         )
@@ -280,14 +285,3 @@ class _Run:
             remove_checkpoints(self.folder)
         evaluations = [line for line in lines if line["event"] == "evaluation"]
         return Result(summary, evaluations, weights, named, self.folder)
-
-
-class _Every(dict[Any, Any]):
-    """One template for whatever key."""
-
-    def __init__(self, template: Any) -> None:
-        super().__init__()
-        self._template = template
-
-    def get(self, key: Any, default: Any = None) -> Any:
-        return self._template

@@ -39,6 +39,8 @@ class Summary:
     """All that the last evaluation gave."""
     notes: dict[str, str] = field(default_factory=dict)
     """What the task wants said beside them."""
+    privacy: dict[str, Any] | None = None
+    """Each client's epsilon, the largest and delta; None for a run without privacy."""
 
     def write(self, folder: Path) -> None:
         write_atomically(folder / SUMMARY, (json.dumps(asdict(self), indent=2) + "\n").encode())

@@ -1,6 +1,6 @@
 """``VirtualTransport``: dispatches go to an executor, answers come back in the order of a virtual clock."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import isfinite
 from typing import Any
 
@@ -11,6 +11,13 @@ from fedecho.simulation.events import Event, EventQueue
 from fedecho.simulation.executors.executor import Executor, Job
 from fedecho.simulation.faults import Faults
 from fedecho.simulation.runtimes import ClientRuntimes
+
+Sent = Callable[[Dispatch, ClientUpdate], ClientUpdate]
+"""What a client makes of its update before it sends it."""
+
+
+def as_it_is(dispatch: Dispatch, update: ClientUpdate) -> ClientUpdate:
+    return update
 
 
 class VirtualTransport:
@@ -28,8 +35,10 @@ class VirtualTransport:
         seed: int,
         faults: Faults | None = None,
         client_memory: Place = "cpu",
+        sent: Sent = as_it_is,
     ) -> None:
         self.executor = executor
+        self._sent = sent
         self.runtimes = runtimes
         self.faults = faults or Faults()
         self.num_clients = num_clients
@@ -83,7 +92,7 @@ class VirtualTransport:
         del self.open[event.client]
         if event.kind == "drop":
             return Lost(event.client, "client dropped out")
-        return self._remember(self.executor.result(dispatch.number))
+        return self._remember(self._sent(dispatch, self.executor.result(dispatch.number)))
 
     def _spell(self, event: Event) -> float:
         return self.faults.spell(self.seed, event.client, event.number + 1)

@@ -33,6 +33,10 @@ class DigitsTask:
         if self.width < 1:
             raise ValueError(f"width must be at least 1, got {self.width}")
 
+    @property
+    def num_classes(self) -> int:
+        return 10
+
     def network(self, seed: int) -> nn.Module:
         return seeded(seed, lambda: small_cnn(width=self.width))
 

@@ -1,0 +1,51 @@
+"""Noise in the server's buffer: any buffered method under differential privacy against all but the server."""
+
+from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar
+
+from torch import Tensor
+
+from fedecho.core.algorithm import Algorithm, Demands, demands
+from fedecho.core.rng import derive
+from fedecho.core.types import Advance, Arrival, GlobalModel
+from fedecho.learning.privacy import Privacy
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True, slots=True)
+class NoisedBuffer(Generic[S]):
+    """The inner method's state, and how many updates are in its buffer."""
+
+    inner: S
+    size: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noised(Generic[S]):
+    """Every update is clipped, and the first of each buffer carries the noise: the buffer's sum then has it exactly once."""
+
+    inner: Algorithm[S]
+    privacy: Privacy
+    seed: int
+    variances: Tensor = field(compare=False, repr=False)
+
+    @property
+    def demands(self) -> Demands:
+        return demands(self.inner)
+
+    def init(self, model: GlobalModel) -> NoisedBuffer[S]:
+        return NoisedBuffer(self.inner.init(model))
+
+    def receive(self, state: NoisedBuffer[S], arrival: Arrival) -> NoisedBuffer[S]:
+        seed = derive(self.seed, "buffer noise", arrival.current.version)
+        noisy = state.size == 0
+        update = self.privacy.sent(arrival.update, arrival.base, seed, self.variances, noisy=noisy)
+        return NoisedBuffer(self.inner.receive(state.inner, replace(arrival, update=update)), state.size + 1)
+
+    def ready(self, state: NoisedBuffer[S]) -> bool:
+        return self.inner.ready(state.inner)
+
+    def advance(self, state: NoisedBuffer[S], model: GlobalModel) -> Advance[NoisedBuffer[S]]:
+        inner = self.inner.advance(state.inner, model)
+        return Advance(NoisedBuffer(inner.state), inner.weights, inner.correction, inner.metrics)

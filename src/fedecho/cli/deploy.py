@@ -1,0 +1,124 @@
+"""``fedecho certificates``, ``serve``, ``join`` and ``submit``: Flower's programs with hardened defaults."""
+
+import os
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from fedecho.cli.console import fail, friendly, out, say
+from fedecho.experiments.config import ConfigError
+
+Ca = Annotated[Path | None, typer.Option("--ca", help="The authority's certificate, ca.crt.")]
+Insecure = Annotated[bool, typer.Option("--insecure", help="No TLS: only on a network you trust.")]
+
+
+def certificates(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the files go; only its owner may enter.")],
+    host: Annotated[list[str], typer.Option("--host", help="A name or address by which nodes reach the server; repeatable.")],
+    nodes: Annotated[int, typer.Option("--nodes", help="How many key pairs for nodes.")] = 0,
+    days: Annotated[int, typer.Option("--days", help="How long the certificate is valid.")] = 365,
+) -> None:
+    """Make a certificate for a server and keys for its nodes."""
+    with friendly():
+        _need_flower()
+        from fedecho.flower.certificates import make_certificates, make_node_keys
+
+        make_certificates(folder, host, days)
+        make_node_keys(folder, nodes)
+        out.print(f"server: {folder}/server.pem, server.key and ca.crt; every node: ca.crt and its own nodeN", soft_wrap=True)
+
+
+def serve(
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "0.0.0.0",  # noqa: S104 (a server)
+    port: Annotated[int, typer.Option(help="The one port that nodes need.")] = 8000,
+    ca: Ca = None,
+    certificate: Annotated[Path | None, typer.Option("--certificate", help="The server's certificate.")] = None,
+    key: Annotated[Path | None, typer.Option("--key", help="The key of the server's certificate.")] = None,
+    insecure: Insecure = False,
+    any_node: Annotated[bool, typer.Option("--any-node", help="With TLS: let nodes in whose key is not registered.")] = False,
+    database: Annotated[Path | None, typer.Option("--database", help="Keep registered nodes in this file.")] = None,
+) -> None:
+    """Start a SuperLink: TLS and registered nodes only, unless told otherwise."""
+    with friendly():
+        _need_flower()
+        from fedecho.flower.launch import Tls, superlink
+
+        tls = Tls.checked(insecure, ca=ca, certificate=certificate, key=key)
+        _become(superlink(host, port, tls, authenticate=not insecure and not any_node, database=database))
+
+
+def join(
+    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="The SuperLink.")],
+    client: Annotated[int, typer.Option(help="Which client this node is, from 0.")],
+    ca: Ca = None,
+    private_key: Annotated[Path | None, typer.Option("--private-key", help="The node's own key (node0).")] = None,
+    insecure: Insecure = False,
+    port: Annotated[int, typer.Option(help="A local port for the node's own processes.")] = 9094,
+    pause_s: Annotated[float, typer.Option(help="Be so many seconds slower a message, for trials.")] = 0.0,
+) -> None:
+    """Start a SuperNode: one client of the federation."""
+    with friendly():
+        _need_flower()
+        from fedecho.flower.launch import Tls, supernode
+
+        if client < 0:
+            raise ConfigError(f"--client must be at least 0, got {client}")
+        tls = Tls.checked(insecure, ca=ca)
+        if private_key is not None and not private_key.is_file():
+            raise ConfigError(f"--private-key: there is no file {private_key}")
+        settings = {"pause-s": pause_s} if pause_s else {}
+        _become(supernode(address, client, tls, port=port, private_key=private_key, settings=settings))
+
+
+def submit(
+    app: Annotated[Path, typer.Argument(metavar="APP", help="The folder of a Flower app.")],
+    address: Annotated[str, typer.Option("--superlink", metavar="HOST:PORT", help="The SuperLink.")] = "127.0.0.1:8000",
+    ca: Ca = None,
+    insecure: Insecure = False,
+    run_out: Annotated[Path | None, typer.Option("--out", help="The server's run folder; a stopped run there goes on.")] = None,
+    versions: Annotated[int | None, typer.Option("--versions", help="How many global versions to make.")] = None,
+    register: Annotated[list[Path] | None, typer.Option("--register", help="First let in a node by its public key.")] = None,
+) -> None:
+    """Run an app on a SuperLink and wait for its end; the exit code is the run's."""
+    with friendly():
+        _need_flower()
+        from fedecho.flower.launch import Control, RunFailedError, Tls
+
+        control = Control.to(address, Tls.checked(insecure, ca=ca))
+        for key in register or ():
+            control.register(key)
+        told = {"out": str(run_out.absolute()) if run_out else None, "versions": versions}
+        run = control.submit(app, {key: value for key, value in told.items() if value is not None})
+        say(f"run {run}; `flwr log` shows what the server says")
+        last = ""
+
+        def see(status: str) -> None:
+            nonlocal last
+            if status != last:
+                say(f"run {run} is {status}")
+            last = status
+
+        try:
+            control.follow(run, see=see)
+        except RunFailedError as error:
+            fail(str(error), 1)
+
+
+def _need_flower() -> None:
+    try:
+        import fedecho.flower
+    except ImportError as error:
+        raise ConfigError(str(error)) from None
+    del fedecho
+
+
+def _become(words: list[str]) -> NoReturn:
+    """This process becomes Flower's: signals and exit codes are its own."""
+    from fedecho.flower.launch import environment
+
+    told = environment()
+    try:
+        os.execvpe(words[0], words, told)  # noqa: S606
+    except FileNotFoundError:
+        fail(f"{words[0]} is not installed: pip install 'fedecho[flower]'", 2)

@@ -1,0 +1,27 @@
+"""FedEcho over a network: the same algorithms on Flower, asynchronous for real. Needs the extra ``fedecho[flower]``.
+
+This file and what a client's process imports stay free of torch, so that the short-lived process of a message starts fast.
+"""
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+if find_spec("flwr") is None:
+    raise ImportError("fedecho.flower needs Flower: pip install 'fedecho[flower]'")
+
+if TYPE_CHECKING:
+    from fedecho.flower.client_app import make_client_app
+    from fedecho.flower.server_app import make_server_app
+    from fedecho.flower.strategy import AsyncStrategy
+    from fedecho.flower.waiting import Waiting
+
+__all__ = ["AsyncStrategy", "Waiting", "make_client_app", "make_server_app"]
+
+WHERE = {"AsyncStrategy": "strategy", "Waiting": "waiting", "make_client_app": "client_app", "make_server_app": "server_app"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in WHERE:
+        raise AttributeError(f"module 'fedecho.flower' has no attribute {name!r}")
+    return getattr(import_module(f"fedecho.flower.{WHERE[name]}"), name)

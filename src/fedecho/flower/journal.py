@@ -1,0 +1,231 @@
+"""A deployed run's folder: the record, checkpoints and summary of a simulation, kept while the run goes on over a network."""
+
+import fcntl
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import nan
+from pathlib import Path
+from typing import Any
+
+import flwr
+import torch
+from safetensors.torch import save
+
+from fedecho.core.checkpoint import Every, decode, load_checkpoint, remove_checkpoints, save_checkpoint, write_atomically
+from fedecho.core.drive import Moment
+from fedecho.core.layout import Layout
+from fedecho.core.server import Server
+from fedecho.core.types import Lost
+from fedecho.experiments.accounting import spent
+from fedecho.experiments.config import ConfigError, differences, fingerprint
+from fedecho.experiments.identity import is_finished, model_digest
+from fedecho.experiments.record import RECORD, Line, Mark, Record, arrivals_digest, read_header
+from fedecho.experiments.run import MODEL
+from fedecho.experiments.summary import Summary, accuracies, staleness
+from fedecho.flower.transport import GridTransport
+from fedecho.learning.privacy import Privacy
+from fedecho.version import __version__
+
+IN_FLIGHT = "in flight when the server stopped"
+SAVE_SHARE = 20
+"""Between two versions, saving an arrival may take one part in so many of the time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """What a run is called and what it is made of."""
+
+    name: str
+    algorithm: str
+    seed: int
+    num_versions: int
+    config: Line | None = None
+    header: Line = field(default_factory=dict)
+    privacy: Privacy = field(default_factory=Privacy)
+
+
+class _Nodes:
+    """Runtime classes are the simulator's; a node has none."""
+
+    def class_of(self, client: int) -> str:
+        return "node"
+
+    def draw(self, client: int, dispatch: int) -> float:
+        raise NotImplementedError("time is measured here, not drawn")
+
+
+class Journal:
+    """Of one run, from its first dispatch or from its last checkpoint to its summary. ``folder`` None keeps all in memory."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        server: Server[Any],
+        transport: GridTransport,
+        layout: Layout,
+        folder: Path | None,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.identity, self.server, self.transport, self.layout = identity, server, transport, layout
+        self.folder = folder
+        self._say = say
+        self._lock: int | None = None
+        self._save_cost_s = 0.0
+        self._saved_at = 0.0
+        self.num_moments = 0
+        self.resumed = False
+        try:
+            self.record = self._open()
+        except BaseException:
+            self._unlock()
+            raise
+
+    def _open(self) -> Record:
+        if self.folder is None:
+            return Record.in_memory(_Nodes())
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock = _locked(self.folder)
+        if is_finished(self.folder):
+            raise ConfigError(f"{self.folder} already holds a finished run: choose another folder (out)")
+        if not (self.folder / RECORD).exists():
+            return Record.new(self.folder, _Nodes(), self._header())
+        self._check_same(self.folder)
+        self.resumed = True
+        return Record.continued(self.folder, _Nodes(), self._restore(self.folder))
+
+    def moment(self, moment: Moment, scores: Line | None) -> None:
+        """Write it down, then save: a version always, an arrival if saving takes less than a twentieth of the time."""
+        self.num_moments += 1
+        self.record.moment(moment)
+        if moment.step is not None and scores is not None:
+            own = {"event": "evaluation", "version": moment.step.model.version, "time": moment.time}
+            self.record.write({**scores, **own, "real_s": round(moment.time, 3)})
+        self.record.flush()
+        if moment.step is not None or time.monotonic() - self._saved_at >= SAVE_SHARE * self._save_cost_s:
+            self.save()
+
+    def lose_what_was_open(self) -> list[Moment]:
+        """After a resume: answers to the old run's messages will not be asked for, so what was open is lost, and said to be."""
+        lost = []
+        for client in list(self.server.open):
+            lost.append(Moment(self.transport.now, self.server.receive(Lost(client, IN_FLIGHT)), None))
+            self.record.moment(lost[-1])
+        return lost
+
+    def save(self) -> None:
+        if self.folder is None:
+            return
+        began, mark = time.monotonic(), self.record.sync()
+        state = {
+            "fingerprint": self._fingerprint,
+            "server": self.server.snapshot(),
+            "transport": self.transport.snapshot(),
+            "position": mark.position,
+            "record_sha256": mark.sha256,
+            "num_moments": self.num_moments,
+        }
+        save_checkpoint(self.folder, self.num_moments, state)
+        self._saved_at = time.monotonic()
+        self._save_cost_s = self._saved_at - began
+
+    def finish(self) -> Summary:
+        """The summary and the model; a finished run needs no checkpoints."""
+        lines, server = list(self.record.lines()), self.server
+        bank = getattr(server.state, "bank", None)
+        summary = Summary(
+            name=self.identity.name,
+            algorithm=self.identity.algorithm,
+            seed=self.identity.seed,
+            num_versions=server.model.version,
+            virtual_s=self.transport.now,
+            real_s=round(self.transport.now, 3),
+            accepted=server.counts["accepted"],
+            rejected=server.counts["rejected"],
+            lost=server.counts["lost"],
+            reasons=dict(server.reasons),
+            peak_versions_alive=server.versions.peak_alive,
+            bank_bytes=0 if bank is None else bank.num_bytes,
+            model_sha256=model_digest(server.model.weights),
+            arrivals_sha256=arrivals_digest(iter(lines)),
+            privacy=spent(self.identity.privacy, lines, lost_too=True) if self.identity.privacy.on else None,
+            **_accuracies(lines),
+            **staleness(lines),
+        )
+        if self.folder is not None:
+            self.record.sync()
+            named = self.layout.named(server.model.weights)
+            write_atomically(self.folder / MODEL, save(named, {"format": "pt"}))
+            summary.write(self.folder)
+            remove_checkpoints(self.folder)
+        return summary
+
+    def close(self) -> None:
+        self.record.close()
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _restore(self, folder: Path) -> Mark | None:
+        found = load_checkpoint(folder, self._say)
+        if found is None:
+            return None
+        tree = decode(*found, {"server": {"state": self.server.state, "models": Every(self.server.model)}})
+        if tree["fingerprint"] != self._fingerprint:
+            raise ConfigError(f"the checkpoint in {folder} is of another configuration than its record; start in a new folder")
+        self.server.restore(tree["server"])
+        self.transport.restore(tree["transport"])
+        self.num_moments = tree["num_moments"]
+        return Mark(tree["position"], tree.get("record_sha256"))
+
+    def _check_same(self, folder: Path) -> None:
+        there, here = read_header(folder), self._header()
+        keys = ("name", "seed", "num_versions", "num_params")
+        found = differences({key: here[key] for key in keys}, {key: there.get(key) for key in keys})
+        found += differences(here["config"] or {}, there.get("config") or {})
+        if found:
+            raise ConfigError(f"{folder} holds a run of another configuration: {'; '.join(found[:3])}")
+
+    @property
+    def _fingerprint(self) -> str:
+        return "" if self.identity.config is None else fingerprint(self.identity.config)
+
+    def _header(self) -> Line:
+        software = {"fedecho": __version__, "flwr": flwr.__version__, "python": platform.python_version()}
+        return {
+            "format": 1,
+            "name": self.identity.name,
+            "config": self.identity.config,
+            "seed": self.identity.seed,
+            "num_versions": self.identity.num_versions,
+            "execution": {"executor": "flower", "workers": self.server.concurrency},
+            "software": software | {"torch": torch.__version__, "platform": platform.platform()},
+            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "num_params": self.layout.num_params,
+            **self.identity.header,
+        }
+
+
+def _locked(folder: Path) -> int:
+    """Two servers must not write to one folder; the lock goes with the process, however that ends."""
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise ConfigError(
+            f"another server is at work on {folder}: stop it first (flwr stop), or choose another folder"
+        ) from None
+    return lock
+
+
+def _accuracies(lines: list[Line]) -> Line:
+    """Not a number where a user's evaluation has no accuracy, or there is none."""
+    if any(line["event"] == "evaluation" and "accuracy" in line for line in lines):
+        return accuracies(line for line in lines if "accuracy" in line or line["event"] != "evaluation")
+    return {"final_accuracy": nan, "last10_accuracy": nan, "best_accuracy": nan}

@@ -1,0 +1,49 @@
+"""The string keys of the wire, all of them, and the records that need no tensors. Free of torch."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from flwr.app import ConfigRecord, RecordDict
+
+ARRAYS, CONFIG, METRICS, CORRECTION, CONTROL = "arrays", "config", "metrics", "correction", "control"
+ROUND, NUMBER, CLIENT, VERSION, SEED = "server-round", "dispatch", "client", "version", "seed"
+NUM_EXAMPLES, NUM_STEPS, PARTITION, PROXIMAL = "num-examples", "num-steps", "partition-id", "proximal-mu"
+"""``arrays``, ``config``, ``metrics``, ``server-round``, ``num-examples`` and ``proximal-mu`` are Flower's; the rest is ours."""
+
+
+def introduction(partition: int) -> RecordDict:
+    """A node's answer to the question who it is."""
+    return RecordDict({CONFIG: ConfigRecord({PARTITION: partition})})
+
+
+def read_introduction(content: RecordDict) -> int:
+    return whole_number(record_of(content, CONFIG, content.config_records), PARTITION)
+
+
+def partition_of(node_config: Mapping[str, Any]) -> int:
+    """Which client a node is: ``--node-config 'partition-id=3'``."""
+    if not isinstance(node_config.get(PARTITION), int):
+        raise ValueError(
+            f"this node does not know which client it is: start it with --node-config '{PARTITION}=0' (0, 1, 2, ...)"
+        )
+    return int(node_config[PARTITION])
+
+
+def check_addressee(content: RecordDict, node_config: Mapping[str, Any]) -> None:
+    """A node trains as the client it is, whatever a server says: its memory and its data are that client's."""
+    told, mine = whole_number(record_of(content, CONFIG, content.config_records), CLIENT), partition_of(node_config)
+    if told != mine:
+        raise ValueError(f"the dispatch is for client {told}, but this node is client {mine}")
+
+
+def record_of(content: RecordDict, key: str, records: Mapping[str, Any]) -> Any:
+    if key not in records:
+        raise ValueError(f"there is no record {key!r} among {', '.join(sorted(content)) or 'nothing'}")
+    return records[key]
+
+
+def whole_number(record: Mapping[str, Any], key: str) -> int:
+    value = record.get(key)
+    if not isinstance(value, int):
+        raise ValueError(f"{key!r} must be a whole number, got {value!r}")
+    return value

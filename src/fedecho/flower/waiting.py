@@ -1,0 +1,53 @@
+"""How long a server waits: for nodes, for answers, between two looks."""
+
+from dataclasses import dataclass
+from math import isfinite
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waiting:
+    """In seconds. A deadline is ``slack`` times the slowest answer so far, at least ``least_s``, at most ``timeout_s``."""
+
+    min_nodes: int = 1
+    """A run begins when so many clients are there."""
+    timeout_s: float = 3600.0
+    least_s: float = 300.0
+    slack: float = 10.0
+    poll_s: float = 0.5
+    nodes_s: float = 5.0
+    """Between two looks at who is connected."""
+
+    def __post_init__(self) -> None:
+        if self.min_nodes < 1:
+            raise ValueError(f"min_nodes must be at least 1, got {self.min_nodes}")
+        for name in ("timeout_s", "least_s", "poll_s", "nodes_s"):
+            value = getattr(self, name)
+            if not (value >= 0 and isfinite(value)):
+                raise ValueError(f"{name} must be at least 0 and finite, got {value}")
+        if not self.slack >= 1:
+            raise ValueError(f"slack must be at least 1, got {self.slack}")
+
+
+class Patience:
+    """Learns from the runtimes seen. Before the first answer nothing is known, and the timeout is the deadline."""
+
+    TTL_FACTOR = 3.0
+    """A message past its TTL is lost at the SuperLink without a trace of the node that works on it, so the TTL lies far behind."""
+
+    def __init__(self, waiting: Waiting) -> None:
+        self.waiting = waiting
+        self.slowest_s = 0.0
+
+    def saw(self, runtime_s: float) -> None:
+        self.slowest_s = max(self.slowest_s, runtime_s)
+
+    @property
+    def deadline_s(self) -> float:
+        if self.slowest_s == 0.0:
+            return self.waiting.timeout_s
+        return min(self.waiting.timeout_s, max(self.waiting.least_s, self.waiting.slack * self.slowest_s))
+
+    @property
+    def ttl_s(self) -> float:
+        """From the slowest answer, and above the timeout, for what is sent now may be awaited that long."""
+        return self.TTL_FACTOR * max(self.waiting.timeout_s, self.waiting.slack * self.slowest_s, 60.0)

@@ -1,0 +1,63 @@
+"""Differential privacy: what a client reports is clipped and noised, at the client or in the server's buffer."""
+
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedecho.core.layout import Layout
+from fedecho.core.rng import torch_rng
+from fedecho.core.types import ClientUpdate, GlobalModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Privacy:
+    """Each report is a Gaussian mechanism: (Delta, statistics' change) cut to ``clip_norm``, noise ``noise_multiplier`` clip_norm.
+
+    ``where = "client"``: noise on every report, before anybody sees it; it protects the client's whole data against everybody.
+    ``where = "server"``: noise once a buffer, which protects against all but the server. 0 noise is no privacy. ``delta`` is the
+    probability beside epsilon. Metrics, counts and control variates would leak, so they are not sent.
+    """
+
+    clip_norm: float = 1.0
+    noise_multiplier: float = 0.0
+    delta: float = 1e-5
+    where: Literal["client", "server"] = "client"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.clip_norm < inf:
+            raise ValueError(f"privacy.clip_norm must be above 0 and finite, got {self.clip_norm}")
+        if not 0 <= self.noise_multiplier < inf:
+            raise ValueError(f"privacy.noise_multiplier must be at least 0 and finite, got {self.noise_multiplier}")
+        if not 0 < self.delta < 1:
+            raise ValueError(f"privacy.delta must be between 0 and 1, got {self.delta}")
+        if self.where not in ("client", "server"):
+            raise ValueError(f"privacy.where must be 'client' or 'server', got {self.where!r}")
+
+    @property
+    def on(self) -> bool:
+        return self.noise_multiplier > 0
+
+    def sent(
+        self, update: ClientUpdate, base: GlobalModel, seed: int, variances: Tensor, *, noisy: bool = True
+    ) -> ClientUpdate:
+        """The update as it may be seen; ``variances`` says which statistics must stay at or above zero."""
+        joint = torch.cat([update.delta, update.buffers - base.weights.buffers])
+        private = joint * (self.clip_norm / torch.linalg.vector_norm(joint)).clamp_max(1.0)
+        if noisy:
+            noise = torch.randn(joint.shape, generator=torch_rng(seed, "privacy")).to(joint)
+            private = private + noise * (self.noise_multiplier * self.clip_norm)
+        delta, moved = private.split([len(update.delta), len(update.buffers)])
+        buffers = base.weights.buffers + moved
+        buffers = torch.where(variances, buffers.clamp_min(0.0), buffers)  # after the noise, so it costs no privacy
+        return replace(update, delta=delta.clone(), buffers=buffers, num_examples=1, num_steps=1, metrics={})
+
+
+def variances_of(layout: Layout, device: torch.device) -> Tensor:
+    """Which of the statistics are variances."""
+    mask = torch.zeros(layout.num_buffers, dtype=torch.bool, device=device)
+    for part in layout.buffers:
+        part.view(mask).fill_(part.name.endswith("running_var"))
+    return mask

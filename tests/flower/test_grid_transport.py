@@ -1,0 +1,260 @@
+"""The grid transport against a scripted grid: who is there, what answers what, and what is given up."""
+
+from typing import Any
+
+import pytest
+from flower_worlds import LAYOUT, ScriptedGrid, answer_to, dispatch
+from flwr.app import Message as FlowerMessage
+from flwr.app import RecordDict
+
+from fedecho.core.types import ClientUpdate, Dispatch, Joined, Left, Lost, Refused
+from fedecho.flower.codec import Codec
+from fedecho.flower.keys import introduction
+from fedecho.flower.transport import GridTransport
+from fedecho.flower.waiting import Patience, Waiting
+
+CODEC = Codec(LAYOUT)
+
+
+def nothing() -> None:
+    """Time passes."""
+
+
+def transport_on(
+    grid: ScriptedGrid, num_clients: int = 3, ask: bool = False, said: Any = None, **waiting: Any
+) -> GridTransport:
+    settings = {"min_nodes": len(grid.nodes), "poll_s": 1.0, "nodes_s": 5.0, "timeout_s": 100.0, "least_s": 10.0, **waiting}
+    return GridTransport(
+        grid=grid,
+        codec=CODEC,
+        num_clients=num_clients,
+        waiting=Waiting(**settings),
+        ask=ask,
+        say=said or (lambda text: None),
+        clock=grid.clock,
+        sleep=grid.sleep,
+    )
+
+
+def update_for(order: Dispatch) -> RecordDict:
+    return CODEC.answer(*answer_to(order))
+
+
+def sent(grid: ScriptedGrid, number: int) -> FlowerMessage:
+    (found,) = [order for order in grid.orders() if order.content["config"]["dispatch"] == number]
+    return found
+
+
+def test_answers_come_in_the_order_in_which_they_arrive() -> None:
+    grid = ScriptedGrid(11, 12, 13)
+    transport = transport_on(grid)
+    assert transport.gather() == [0, 1, 2]
+    orders = [dispatch(number, number) for number in range(3)]
+    for order in orders:
+        transport.send(order)
+    assert [message.metadata.dst_node_id for message in grid.orders()] == [11, 12, 13]
+    grid.later(
+        lambda: grid.answer(sent(grid, 2), update_for(orders[2])), lambda: grid.answer(sent(grid, 0), update_for(orders[0]))
+    )
+    got = [transport.receive(), transport.receive()]
+    assert [message.client for message in got] == [2, 0]
+    assert all(isinstance(message, ClientUpdate) for message in got)
+    assert transport.now == 2.0
+
+
+def test_a_run_begins_when_enough_nodes_are_there() -> None:
+    grid = ScriptedGrid(11)
+    transport = transport_on(grid, min_nodes=2)
+    grid.later(nothing, lambda: grid.nodes.append(12), *[nothing] * 5)
+    assert transport.gather() == [0, 1]
+    assert transport.now >= 5
+
+
+def test_nodes_are_asked_which_client_they_are() -> None:
+    grid, said = ScriptedGrid(71, 72, 73, 74), []
+    transport = transport_on(grid, num_clients=3, ask=True, said=said.append, min_nodes=2)
+
+    def answer_all() -> None:
+        asked = grid.orders("query")
+        for message, partition in zip(asked, (2, 0, 2, 9), strict=True):
+            grid.answer(message, introduction(partition))
+
+    grid.later(answer_all)
+    assert transport.gather() == [0, 2]
+    transport.send(dispatch(0, client=2))
+    assert grid.orders()[0].metadata.dst_node_id == 71, "the first that claims a number has it"
+    assert any("node 73 says it is client 2, which node 71 is already" in text for text in said)
+    assert any("node 74 says it is client 9, but clients are 0 to 2" in text for text in said)
+
+
+def test_a_node_that_cannot_say_who_it_is_is_asked_thrice_and_left_alone() -> None:
+    grid, said = ScriptedGrid(71, 72), []
+    transport = transport_on(grid, ask=True, said=said.append, min_nodes=1)
+    answered: set[str] = set()
+
+    def fail() -> None:
+        for message in grid.orders("query"):
+            if message.metadata.dst_node_id == 72 and message.metadata.message_id not in answered:
+                answered.add(message.metadata.message_id)
+                grid.answer(message, code=2, reason="<class 'ValueError'>:<'no partition-id'>")
+
+    def introduce() -> None:
+        grid.answer(grid.orders("query")[0], introduction(1))
+
+    grid.later(*[fail] * 6, introduce)
+    assert transport.gather() == [1]
+    assert len([message for message in grid.orders("query") if message.metadata.dst_node_id == 72]) == 3
+    assert any("its app raised" in text and "no partition-id" in text for text in said)
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "expected"),
+    [
+        (2, "<class 'RuntimeError'>:<'no\nmemory'>", Lost(0, "its app raised: <class 'RuntimeError'>:<'no memory'>")),
+        (3, "whatever", Lost(0, "the answer is lost (past its time to live)")),
+        (5, "whatever", Left(0, "the node went away")),
+        (8, "killed", Lost(0, "its app crashed: killed")),
+        (77, "new", Lost(0, "error 77")),
+    ],
+)
+def test_errors_are_named(code: int, reason: str, expected: Lost | Left) -> None:
+    grid = ScriptedGrid(11)
+    transport = transport_on(grid, nodes_s=1e6)
+    transport.gather()
+    transport.send(dispatch())
+    grid.answer(grid.orders()[0], code=code, reason=reason)
+    assert transport.receive() == expected
+
+
+def test_an_answer_that_cannot_be_read_is_refused() -> None:
+    grid = ScriptedGrid(11)
+    transport = transport_on(grid)
+    transport.gather()
+    transport.send(dispatch())
+    grid.answer(grid.orders()[0], RecordDict())
+    assert transport.receive() == Refused(0, "the answer cannot be read: there is no record 'metrics' among nothing")
+
+
+def test_an_answer_from_another_node_is_refused() -> None:
+    grid = ScriptedGrid(11, 12)
+    transport = transport_on(grid)
+    transport.gather()
+    order = dispatch()
+    transport.send(order)
+    message = grid.orders()[0]
+    message.metadata.__dict__["_dst_node_id"] = 12
+    grid.answer(message, update_for(order))
+    got = transport.receive()
+    assert isinstance(got, Refused)
+    assert "comes from node 12, not 11" in got.reason
+
+
+def test_a_late_answer_never_closes_a_newer_dispatch() -> None:
+    """Same client, same base version: only the message's id tells them apart."""
+    grid = ScriptedGrid(11)
+    transport = transport_on(grid, timeout_s=3.0)
+    transport.gather()
+    first, second = dispatch(0), dispatch(1)
+    transport.send(first)
+    grid.later(*[nothing] * 4)
+    assert transport.receive() == Left(0, "no answer within 3 s")
+    assert len(grid.orders()) == 1, "a busy node gets nothing new"
+    grid.later(nothing, lambda: grid.answer(sent(grid, 0), update_for(first)))
+    late = transport.receive()
+    assert late == Lost(0, "answer to dispatch 0 came after its deadline")
+    assert transport.receive() == Joined(0), "only now it is free"
+    transport.send(second)
+    grid.answer(sent(grid, 0), update_for(first))  # once more, as a broken node may
+    grid.later(lambda: grid.answer(sent(grid, 1), update_for(second)))
+    got = transport.receive()
+    assert isinstance(got, ClientUpdate)
+    assert grid.asked_for == {"m1"}, "nobody asks for the old one any more"
+
+
+def test_a_node_that_goes_away_and_another_that_takes_its_place() -> None:
+    grid = ScriptedGrid(11, 12)
+    transport = transport_on(grid, num_clients=2)
+    transport.gather()
+    order = dispatch(0, client=1)
+    transport.send(order)
+    grid.later(lambda: grid.nodes.remove(12), *[nothing] * 4)
+    assert transport.receive() == Left(1, "its node went away")
+    grid.answer(sent(grid, 0), update_for(order))
+    grid.later(lambda: grid.nodes.append(13), *[nothing] * 5)
+    assert transport.receive() == Joined(1), "the update of the node that went is not asked for"
+    transport.send(dispatch(1, client=1))
+    assert sent(grid, 1).metadata.dst_node_id == 13
+
+
+def test_a_node_started_anew_waits_until_its_former_self_is_gone() -> None:
+    grid = ScriptedGrid(71)
+    transport = transport_on(grid, num_clients=1, ask=True)
+    grid.later(lambda: grid.answer(grid.orders("query")[0], introduction(0)))
+    transport.gather()
+    transport.send(dispatch())
+    grid.later(lambda: grid.nodes.append(72), *[nothing] * 5, lambda: grid.answer(grid.orders("query")[1], introduction(0)))
+    grid.later(lambda: grid.nodes.remove(71), *[nothing] * 6)
+    assert transport.receive() == Left(0, "its node went away")
+    assert transport.receive() == Joined(0)
+    transport.send(dispatch(1))
+    assert sent(grid, 1).metadata.dst_node_id == 72
+
+
+def test_a_dispatch_for_an_absent_client_comes_back_at_once() -> None:
+    grid = ScriptedGrid(11)
+    transport = transport_on(grid)
+    transport.gather()
+    transport.send(dispatch(0, client=2))
+    assert transport.receive() == Left(2, "no node is connected for it")
+    assert grid.orders() == []
+
+
+def test_a_message_that_cannot_be_pushed_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    grid = ScriptedGrid(11)
+    transport = transport_on(grid)
+    transport.gather()
+    monkeypatch.setattr(grid, "push_messages", lambda messages: [])
+    transport.send(dispatch())
+    assert transport.receive() == Lost(0, "the message could not be pushed to the SuperLink")
+
+
+def test_deadlines_learn_from_runtimes_and_the_ttl_lies_above_them() -> None:
+    waiting = Waiting(timeout_s=1000, least_s=20, slack=10)
+    patience = Patience(waiting)
+    assert patience.deadline_s == 1000, "nothing is known yet"
+    patience.saw(1.0)
+    assert patience.deadline_s == 20
+    patience.saw(5.0)
+    patience.saw(2.0)
+    assert patience.deadline_s == 50
+    assert patience.ttl_s == 3000
+    patience.saw(700.0)
+    assert patience.deadline_s == 1000
+    assert patience.ttl_s == 21000
+
+
+def test_the_ttl_is_on_the_message() -> None:
+    grid = ScriptedGrid(11)
+    transport = transport_on(grid)
+    transport.gather()
+    transport.send(dispatch())
+    assert grid.orders()[0].metadata.ttl == 300.0
+
+
+@pytest.mark.parametrize(("field", "value"), [("min_nodes", 0), ("timeout_s", -1.0), ("slack", 0.5), ("poll_s", float("inf"))])
+def test_waiting_says_what_is_wrong(field: str, value: float) -> None:
+    settings: dict[str, Any] = {field: value}
+    with pytest.raises(ValueError, match=f"{field} must be at least"):
+        Waiting(**settings)
+
+
+def test_the_clock_goes_on_after_a_resume() -> None:
+    grid = ScriptedGrid(11)
+    before = transport_on(grid)
+    grid.time = 42.0
+    before.patience.saw(7.0)
+    after = transport_on(grid)
+    after.restore(before.snapshot())
+    grid.time = 50.0
+    assert after.now == 50.0
+    assert after.patience.slowest_s == 7.0

@@ -1,0 +1,203 @@
+"""A deployed run that is killed and submitted again: nothing twice, nothing lost but what was in flight."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+from loop_grid import LoopGrid
+from test_wire_equals_simulator import CONFIG, MADE, small
+
+from fedecho import Experiment, resume
+from fedecho.experiments.config import ConfigError
+from fedecho.experiments.record import read_header, read_record
+from fedecho.experiments.summary import Summary
+from fedecho.flower import Waiting, journal, make_client_app
+from fedecho.flower.server_app import run_experiment
+
+Spoil = Callable[[Message, Message], Message | None]
+
+
+class KilledError(Exception):
+    pass
+
+
+def grid_for(experiment: Experiment, nodes: int = 8) -> LoopGrid:
+    MADE["now"] = experiment
+    sizes = [experiment.task.num_examples(client) for client in range(experiment.task.num_clients)]
+    runtimes = experiment.runtimes.assign(sizes, experiment.seed)
+    app = make_client_app("test_wire_equals_simulator:made")
+    return LoopGrid(app, nodes, runtimes.draw, CONFIG | {"key": str(id(experiment))})
+
+
+def run(experiment: Experiment, grid: LoopGrid, folder: Path | None, **options: Any) -> Summary:
+    waiting = Waiting(min_nodes=len(grid.contexts), poll_s=0, nodes_s=0)
+    return run_experiment(grid, experiment, waiting, folder, **options)
+
+
+def killed_after(grid: LoopGrid, answers: int) -> None:
+    left = answers
+
+    def kill(order: Message, reply: Message) -> Message:
+        nonlocal left
+        if order.metadata.message_type == "train":
+            left -= 1
+            if left < 0:
+                raise KilledError
+        return reply
+
+    grid.spoil = kill
+
+
+def accepted(folder: Path) -> list[int]:
+    return [line["dispatch"] for line in read_record(folder) if line.get("status") == "accepted"]
+
+
+@pytest.mark.parametrize(("share", "kept"), [(0, 10), (1e9, 9)], ids=["every arrival is saved", "only versions are"])
+@pytest.mark.parametrize("name", ["fedecho", "fedac", "fedavg"])
+def test_a_killed_server_goes_on_and_counts_each_update_once(
+    name: str, share: float, kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "SAVE_SHARE", share)
+    experiment, buffer_size = small(name), 3
+    grid = grid_for(experiment)
+    killed_after(grid, 10)
+    with pytest.raises(KilledError):
+        run(experiment, grid, tmp_path)
+    before = accepted(tmp_path)
+    assert len(before) == 10
+    said: list[str] = []
+    summary = run(experiment, grid_for(experiment), tmp_path, say=said.append)
+    assert said[0] == f"going on from version 3 of the run in {tmp_path}"
+    done = accepted(tmp_path)
+    assert done[:kept] == before[:kept], "what was saved is kept, in the middle of a buffer too"
+    assert not set(done) & set(before[kept:]), "what was not is never counted"
+    assert len(done) == len(set(done)) == 8 * buffer_size == summary.accepted
+    versions = [line["version"] for line in read_record(tmp_path) if line["event"] == "version"]
+    assert versions == list(range(1, 9))
+    assert [line["version"] for line in read_record(tmp_path) if line["event"] == "evaluation"] == versions
+    in_flight = experiment.concurrency - (kept % buffer_size if name == "fedavg" else 0)
+    assert summary.reasons == {"in flight when the server stopped": in_flight}
+    assert summary.num_versions == 8
+    assert not list(tmp_path.glob("checkpoint-*"))
+
+
+def test_what_is_damaged_is_passed_over_and_what_is_of_another_run_refused(tmp_path: Path) -> None:
+    experiment = small("fedbuff")
+    grid = grid_for(experiment)
+    killed_after(grid, 10)
+    with pytest.raises(KilledError):
+        run(experiment, grid, tmp_path)
+    newest = max(tmp_path.glob("checkpoint-*"))
+    newest.write_bytes(newest.read_bytes()[:-5] + b"break")
+    said: list[str] = []
+    assert run(experiment, grid_for(experiment), tmp_path, say=said.append).accepted == 24
+    assert newest.name in said[0]
+
+
+def spoilt(content: RecordDict, shape: bool) -> RecordDict:
+    arrays = dict(content["arrays"])
+    name = min(arrays)
+    values = arrays[name].numpy().copy()
+    values.fill(float("nan"))
+    arrays[name] = Array(values.reshape(-1)[:3] if shape else values)
+    return RecordDict({**content, "arrays": ArrayRecord(arrays)})
+
+
+def test_every_fault_is_named_and_the_run_finishes(tmp_path: Path) -> None:
+    experiment = small("fedecho")
+    grid, seen = grid_for(experiment), 0
+
+    def spoil(order: Message, reply: Message) -> Message:
+        nonlocal seen
+        if order.metadata.message_type != "train":
+            return reply
+        seen += 1
+        if seen == 3:
+            return Message(spoilt(reply.content, shape=False), reply_to=order)
+        if seen == 5:
+            return Message(spoilt(reply.content, shape=True), reply_to=order)
+        if seen == 7:
+            grid.stop_node(order.metadata.dst_node_id)
+            return grid._reply(order)
+        if seen == 9:
+            there = {int(context.node_config["partition-id"]) for context in grid.contexts.values()}
+            grid.start_node(2001, min(set(range(8)) - there))
+        return reply
+
+    grid.spoil = spoil
+    summary = run(experiment, grid, tmp_path)
+    assert summary.accepted == 24 == len(set(accepted(tmp_path)))
+    assert summary.reasons == {"not finite": 1, "unreadable": 1, "the node went away": 1}
+    assert {line["reason"] for line in read_record(tmp_path) if line.get("status") in ("rejected", "lost")} == {
+        "delta is not finite",
+        "the answer cannot be read: '0.weight' must have shape (2, 1, 3, 3), got (3,)",
+        "the node went away",
+    }
+    assert (summary.rejected, summary.lost) == (2, 1)
+    statuses = [line["status"] for line in read_record(tmp_path) if line["event"] == "arrival"]
+    assert "joined" in statuses, "the node that was started anew is welcome"
+
+
+def test_a_client_that_raises_is_lost_with_its_words(tmp_path: Path) -> None:
+    experiment = small("fedbuff")
+    grid = grid_for(experiment)
+    del grid.contexts[1003].node_config["partition-id"]
+    said: list[str] = []
+    waiting = Waiting(min_nodes=7, poll_s=0, nodes_s=0)
+    summary = run_experiment(grid, experiment, waiting, tmp_path, say=said.append)
+    assert summary.accepted == 24
+    assert sum("this node does not know which client it is" in text for text in said) == 3
+
+
+def test_a_run_that_gets_nowhere_ends(tmp_path: Path) -> None:
+    experiment = small("fedbuff")
+    grid = grid_for(experiment)
+
+    def spoil(order: Message, reply: Message) -> Message:
+        return reply if order.metadata.message_type == "query" else Message(RecordDict(), reply_to=order)
+
+    grid.spoil = spoil
+    with pytest.raises(
+        ConfigError, match="not one of the last 100 jobs gave an update; the last one: the answer cannot be read"
+    ):
+        run(experiment, grid, tmp_path)
+
+
+def test_a_finished_folder_another_experiment_and_a_second_server_are_refused(tmp_path: Path) -> None:
+    experiment = replace(small("fedbuff"), num_versions=2)
+    run(experiment, grid_for(experiment), tmp_path / "done")
+    with pytest.raises(ConfigError, match="already holds a finished run"):
+        run(experiment, grid_for(experiment), tmp_path / "done")
+    grid = grid_for(experiment)
+    killed_after(grid, 2)
+    with pytest.raises(KilledError):
+        run(experiment, grid, tmp_path / "stopped")
+    other = replace(experiment, seed=5)
+    with pytest.raises(ConfigError, match="another configuration: seed is 0 there and 5 here"):
+        run(other, grid_for(other), tmp_path / "stopped")
+    grid = grid_for(experiment)
+
+    def start_another(order: Message, reply: Message) -> Message:
+        with pytest.raises(ConfigError, match="another server is at work"):
+            run(experiment, grid_for(experiment), tmp_path / "two")
+        return reply
+
+    grid.spoil = start_another
+    run(experiment, grid, tmp_path / "two")
+
+
+def test_the_folder_is_that_of_a_simulation(tmp_path: Path) -> None:
+    experiment = replace(small("fedbuff"), num_versions=2)
+    summary = run(experiment, grid_for(experiment), tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.safetensors", "run.jsonl", "summary.json"]
+    assert Summary.read(tmp_path) == summary
+    header = read_header(tmp_path)
+    assert header["config"]["algorithm"]["name"] == "fedbuff"
+    assert header["execution"]["executor"] == "flower"
+    with pytest.raises(ConfigError, match="finished run"):
+        resume(tmp_path)
+    in_memory = run(experiment, grid_for(experiment), None)
+    assert in_memory.model_sha256 == summary.model_sha256

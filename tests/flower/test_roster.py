@@ -1,0 +1,48 @@
+"""Which client is behind which node."""
+
+from fedecho.flower.roster import Change, Roster
+
+
+def test_nodes_that_come_and_go() -> None:
+    roster = Roster(3)
+    assert roster.look([5, 9]) == Change([5, 9], [])
+    assert roster.enter(9, 0)
+    assert roster.enter(5, 2)
+    assert roster.clients == [0, 2]
+    assert roster.look([9, 7]) == Change([7], [2])
+    assert roster.node_of(2) is None
+    assert roster.look([9, 7]) == Change([], [])
+    assert roster.look([]) == Change([], [0]), "a node that never said who it is was nobody"
+
+
+def test_a_number_has_one_node() -> None:
+    said: list[str] = []
+    roster = Roster(2, said.append)
+    roster.look([1, 2, 3])
+    assert roster.enter(1, 0)
+    assert not roster.enter(2, 0)
+    assert not roster.enter(2, 2)
+    assert not roster.enter(2, -1)
+    assert len(said) == 3
+    assert roster.heirs() == []
+    roster.forget(1)
+    assert roster.heirs() == [0], "who waited for it has it now"
+    assert roster.node_of(0) == 2
+    assert not roster.enter(3, 0)
+    roster.look([2])
+    roster.forget(2)
+    assert roster.heirs() == [], "who waited is gone too"
+
+
+def test_numbers_for_nodes_that_cannot_be_asked() -> None:
+    roster = Roster(2)
+    for node in (8, 4):
+        client = roster.number(node)
+        assert client is not None
+        assert roster.enter(node, client)
+    assert (roster.node_of(0), roster.node_of(1)) == (8, 4)
+    assert roster.number(6) is None
+    roster.forget(8)
+    roster.forget(4)
+    assert roster.number(4) == 1, "its own of before"
+    assert roster.number(6) == 0

@@ -1,0 +1,111 @@
+"""Attackers do what they say, and nobody else does."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from small_attack import UPDATE, dispatch
+
+from fedecho import load, simulate
+from fedecho.experiments.build import assembled
+from fedecho.experiments.clients import training_task
+from fedecho.experiments.defence import defended
+from fedecho.simulation.attacks import Attack
+
+SMALL = ["task.num_clients=10", "concurrency=5", "local.epochs=1"]
+
+
+def test_a_share_of_the_clients_attacks_and_the_seed_says_who() -> None:
+    attack = Attack(kind="noise", share=0.2)
+    assert len(attack.attackers(20, 0)) == 4
+    assert attack.attackers(20, 0) == attack.attackers(20, 0) != attack.attackers(20, 1)
+    assert Attack().attackers(20, 0) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("kind", "factor"), [("sign_flip", -3.0), ("scaled", 3.0), ("logit_backdoor", 3.0), ("label_flip", 1.0)]
+)
+def test_what_becomes_of_an_update(kind: str, factor: float) -> None:
+    sent = Attack(kind=kind, scale=3.0).sent(dispatch(), UPDATE)  # type: ignore[arg-type]
+    assert torch.equal(sent.delta, factor * UPDATE.delta)
+
+
+def test_noise_has_the_norm_and_nothing_of_the_update() -> None:
+    sent = Attack(kind="noise", scale=3.0).sent(dispatch(), UPDATE)
+    assert float(sent.delta.norm()) == pytest.approx(3.0 * float(UPDATE.delta.norm()), rel=1e-5)
+    assert torch.equal(sent.delta, Attack(kind="noise", scale=3.0).sent(dispatch(), UPDATE).delta)
+
+
+@pytest.mark.parametrize("kind", ["label_flip", "logit_backdoor"])
+def test_attackers_alone_see_false_labels(kind: str) -> None:
+    one = load("digits", algorithm="fedbuff", settings=[*SMALL, f"attack.kind={kind}", "attack.target=3"])
+    poisoned, attackers = training_task(one), one.attack.attackers(10, 0)
+    rng, rows = torch.Generator(), torch.arange(5)
+    for client in range(10):
+        (images, labels), (true_images, true) = (task.batch(client, rows, rng) for task in (poisoned, one.task))
+        false = torch.full_like(true, 3) if kind == "logit_backdoor" else 9 - true
+        assert torch.equal(labels, false if client in attackers else true)
+        assert torch.equal(images, true_images)
+
+
+def test_a_flooding_client_is_fifty_times_as_fast() -> None:
+    calm = load("digits", algorithm="fedbuff", settings=SMALL)
+    with assembled(calm) as plain, assembled(replace(calm, attack=Attack(kind="flood"))) as flooded:
+        attackers = Attack(kind="flood").attackers(10, 0)
+        for client in range(10):
+            ratio = plain.runtimes.draw(client, 7) / flooded.runtimes.draw(client, 7)
+            assert ratio == pytest.approx(50.0 if client in attackers else 1.0)
+
+
+@pytest.mark.parametrize("extra", [["attack.kind=flood"], ["privacy.noise_multiplier=0.5"], ["attack.kind=noise"]])
+def test_the_same_bytes_for_serial_and_pool(extra: list[str]) -> None:
+    one = load("digits", algorithm="fedbuff", versions=4, settings=[*SMALL, *extra])
+    runs = [simulate(one).summary, simulate(one, executor="pool", workers=2).summary]
+    assert runs[0].model_sha256 == runs[1].model_sha256
+    assert runs[0].arrivals_sha256 == runs[1].arrivals_sha256
+
+
+def test_the_default_defence_sets_what_it_says() -> None:
+    one = defended(load("digits", algorithm="fedecho"))
+    assert one.admission.max_norm_ratio == 3.0
+    assert (one.algorithm.distiller.teacher, one.algorithm.inner.combine) == ("trimmed", "clipped")  # type: ignore[attr-defined]
+    assert defended(load("digits", algorithm="ca2fl")).admission.max_norm_ratio == 3.0
+
+
+def test_the_defence_saves_most_of_what_a_sign_flip_costs() -> None:
+    settings = ["task.partition.alpha=0.3", "algorithm.buffer_size=5", "attack.kind=sign_flip", "attack.scale=10"]
+    attacked = load("digits", algorithm="fedbuff", versions=25, settings=settings)
+    clean = simulate(replace(attacked, attack=Attack())).accuracy
+    lost, lost_defended = clean - simulate(attacked).accuracy, clean - simulate(defended(attacked)).accuracy
+    assert lost > 0.3
+    assert lost_defended < lost / 3
+
+
+def test_every_clients_epsilon_is_in_the_summary() -> None:
+    one = load("digits", algorithm="fedecho", versions=4, settings=[*SMALL, "privacy.noise_multiplier=2.0"])
+    summary = simulate(one).summary
+    assert summary.privacy is not None
+    spent = summary.privacy["epsilon"]
+    assert 0 < len(spent) <= 10
+    assert summary.privacy["largest_epsilon"] == pytest.approx(max(spent.values()), abs=1e-4)
+    assert min(spent.values()) > 1.0  # one report at sigma 2
+
+
+@pytest.mark.parametrize(
+    ("method", "extra", "message"),
+    [
+        ("fedac", ["privacy.noise_multiplier=1.0"], "privacy does not cover control variates"),
+        ("fedecho", ["privacy.noise_multiplier=1.0", "privacy.where=server"], "not FedEcho's teachers"),
+        ("fedbuff", ["attack.kind=charm"], "attack.kind must be"),
+        ("fedbuff", ["attack.share=1.0"], "attack.share must be"),
+        ("fedbuff", ["attack.scale=0.0"], "attack.scale must be"),
+        ("fedbuff", ["attack.target=-1"], "attack.target must be"),
+        ("fedbuff", ["privacy.clip_norm=0.0"], "privacy.clip_norm must be"),
+        ("fedbuff", ["privacy.noise_multiplier=-1.0"], "privacy.noise_multiplier must be"),
+        ("fedbuff", ["privacy.delta=1.0"], "privacy.delta must be"),
+        ("fedbuff", ["privacy.where=space"], "privacy.where must be"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(method: str, extra: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load("digits", algorithm=method, settings=extra)
