@@ -177,6 +177,8 @@ def fuzz(num: int, seed: int) -> Found:
                 continue
             update, chosen = mutated(*good_update(server, seed, number), seed, number)
             receipt = push(server, record, update, server.model)
+            if number % 100 == 0:
+                encode(server.snapshot(), {})  # a checkpoint takes whatever state there is
             found.seen[receipt.status] += 1
             found.codes[receipt.code] += receipt.status == "rejected"
         except NotFiniteError:
@@ -187,7 +189,6 @@ def fuzz(num: int, seed: int) -> Found:
             servers[name] = server_of(experiments[name])
         if number % 1000 == 0:
             record = Record.in_memory(ClassRuntimes({}, ["short"] * NUM_CLIENTS, 0))
-            encode(server.snapshot(), {})  # a checkpoint takes whatever state there is
     return found
 
 
