@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 COVERED := src/fedecho/core/*,src/fedecho/algorithms/*,src/fedecho/distill/*,src/fedecho/simulation/*,src/fedecho/flower/*
 
-.PHONY: demo test network lint install format bench clean
+.PHONY: demo test network lint install format bench durability audit lock clean
 
 demo: $(STAMP)  ## FedBuff, FADAS and FedEcho on the embedded digits, three seeds, then a table
 	$(BIN)/fedecho compare digits --algorithms fedbuff,fadas,fedecho --seeds 0,1,2 --out runs/demo
@@ -30,6 +30,17 @@ format: $(STAMP)
 bench: $(STAMP)  ## what the simulator costs beside a bare training loop, and what the persistent worker gains
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.flower_roundtrip
+
+durability: $(STAMP)  ## 200 runs killed, 50 full disks, 100,000 mutated updates, an hour of traffic: some ten minutes
+	$(BIN)/python -m benchmarks.crash --num 200 --disk-full 50
+	$(BIN)/python -m benchmarks.fuzz --num 100000
+	$(BIN)/python -m benchmarks.soak --out runs/soak
+
+audit: $(STAMP)  ## known vulnerabilities of the pinned versions, where somebody can be asked
+	.ci/audit $(BIN)/python
+
+lock: $(STAMP)  ## constraints-hashes.txt from constraints.txt
+	$(BIN)/python .ci/lock.py
 
 install: $(STAMP)
 

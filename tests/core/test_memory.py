@@ -1,6 +1,8 @@
 """One row per client, wherever the rows lie."""
 
+import errno
 import gc
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -10,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedecho.core.disk import DiskFullError
 from fedecho.core.memory import ClientMemory, Place
 
 PLACES: tuple[Place, ...] = ("device", "cpu", "file")
@@ -117,3 +120,20 @@ def test_an_unknown_place_is_refused() -> None:
 def test_no_clients_are_refused() -> None:
     with pytest.raises(ValueError, match=r"num_clients must be at least 1, got 0"):
         ClientMemory(0, torch.zeros(3))
+
+
+def test_a_full_disk_is_an_error_and_not_the_end_of_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no room for a page, a write to mapped memory ends in SIGBUS; so the room is asked for before."""
+    memory = ClientMemory(3, torch.zeros(4), "file", str(tmp_path))
+    memory[1] = torch.ones(4)
+
+    def full(file: int, start: int, length: int) -> None:
+        assert (start, length) == (2 * 16, 16)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    memory[1] = torch.full((4,), 2.0)  # has its room
+    with pytest.raises(DiskFullError, match=f"the disk is full: cannot write {tmp_path}"):
+        memory[2] = torch.ones(4)
+    assert list(memory) == [1]
+    assert memory[1].tolist() == [2.0] * 4

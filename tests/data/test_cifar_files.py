@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from official_files import Form, generated, python2_pickle, write_batch, write_cifar10, write_cifar100
 
+from fedecho.data import cifar
 from fedecho.data.cifar import read_cifar10, read_cifar100
 from fedecho.data.images import Images
 from fedecho.data.locate import MissingDataError, data_folder
@@ -150,6 +151,12 @@ def test_a_binary_label_out_of_range_is_refused(tmp_path: Path) -> None:
     (folder / "test.bin").write_bytes(struct.pack("BB", 19, 100) + bytes(3072))
     with pytest.raises(ValueError, match=r"test.bin, image 0: its label must be 0 to 99, got 100"):
         read_cifar100(folder)
+
+
+def test_a_file_larger_than_any_official_one_is_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cifar, "MAX_BYTES", 1000)
+    with pytest.raises(ValueError, match="data_batch_1: has more than 1000 bytes"):
+        read_cifar10(folder)
 
 
 def test_a_training_file_cut_between_images_is_noticed(folder: Path) -> None:

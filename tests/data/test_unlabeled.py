@@ -11,6 +11,7 @@ import pytest
 from official_files import Form, generated, write_cifar10, write_cifar100, write_stl10
 
 from fedecho.core.rng import numpy_rng
+from fedecho.data import images, unlabeled
 from fedecho.data.images import resized
 from fedecho.data.locate import MissingDataError, data_folder
 from fedecho.data.unlabeled import read_unlabeled
@@ -167,6 +168,36 @@ def test_a_decompression_bomb_is_refused_by_name(tmp_path: Path, side: int) -> N
     pictures.new("1", (side, side)).save(tmp_path / "bomb.png")
     with pytest.raises(ValueError, match=r"bomb.png: .*(megapixels|decompression bomb)"):
         read_unlabeled(str(tmp_path), None, 1, seed=0)
+
+
+def test_files_too_large_and_too_many_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pictures = pytest.importorskip("PIL.Image")
+    for name in ("a", "b", "c"):
+        pictures.new("RGB", (8, 8)).save(tmp_path / f"{name}.png")
+    monkeypatch.setattr(unlabeled, "MAX_IMAGES", 2)
+    with pytest.raises(ValueError, match=f"there are more than 2 images in {tmp_path}"):
+        read_unlabeled(str(tmp_path), None, 1, seed=0)
+    monkeypatch.setattr(unlabeled, "MAX_IMAGES", 3)
+    monkeypatch.setattr(unlabeled, "MAX_FILE_BYTES", 10)
+    with pytest.raises(ValueError, match=r"cannot read the image .*png: it has more than 10 bytes"):
+        read_unlabeled(str(tmp_path), None, 1, seed=0)
+
+
+def test_an_array_of_giant_images_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    """Half a gigabyte of nothing: a file with a hole takes no room on the disk."""
+    path = tmp_path / "giant.npy"
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": (1, 8000, 8000, 3)})
+        file.truncate(file.tell() + 8000 * 8000 * 3)
+    with pytest.raises(ValueError, match=r"giant.npy: its images are of \[8000, 8000, 3\], and the limit is 50 megapixels"):
+        read_unlabeled(str(path), None, 1, seed=0)
+
+
+def test_large_images_are_read_a_few_at_a_time_and_come_out_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.save(tmp_path / "large.npy", generated(7, 10, size=64)[0])
+    whole = read_unlabeled(str(tmp_path / "large.npy"), None, 7, seed=0).pixels
+    monkeypatch.setattr(images, "CHUNK_BYTES", 3 * 64 * 64 * 3)
+    np.testing.assert_array_equal(read_unlabeled(str(tmp_path / "large.npy"), None, 7, seed=0).pixels, whole)
 
 
 @pytest.mark.parametrize("content", [b"", b"GIF89a", b"\x89PNG\r\n\x1a\n" + b"\x00" * 40, b"%!PS-Adobe-3.0 EPSF-3.0\n"])

@@ -1,5 +1,7 @@
 """The command line: ``fedecho --help`` shows it."""
 
+import sys
+from io import TextIOWrapper
 from typing import Annotated
 
 import typer
@@ -39,4 +41,7 @@ app.add_typer(data, name="data")
 
 
 def main() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a folder's name can be no text at all
     app()

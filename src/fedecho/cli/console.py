@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from fedecho.core.checkpoint import CheckpointError
+from fedecho.core.disk import DiskFullError
 from fedecho.data.locate import VARIABLE
 from fedecho.experiments.build import Execution
 from fedecho.experiments.config import ConfigError
@@ -43,12 +44,17 @@ def use_data_dir(folder: Path | None) -> None:
 
 
 def say(text: str) -> None:
-    err.print(text, soft_wrap=True, markup=False, highlight=False)
+    err.print(one_line(text), soft_wrap=True, markup=False, highlight=False)
+
+
+def one_line(text: str) -> str:
+    """What a file or an argument brought along may hold line ends, and orders to a terminal."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 @contextmanager
 def friendly() -> Iterator[None]:
-    """A user's mistake is one line and exit code 2; a stop on request says how to go on and exits with 130."""
+    """A user's mistake is one line and exit code 2; a full disk is one and 1; a stop on request says how to go on, and 130."""
     try:
         yield
     except (ConfigError, CheckpointError, ValueError) as error:
@@ -63,6 +69,8 @@ def friendly() -> Iterator[None]:
         if isinstance(error, RuntimeError) and "memory" not in str(error):
             raise
         fail(f"not enough memory: {str(error).splitlines()[0]}", 2)
+    except DiskFullError as error:
+        fail(str(error), 1)
     except OSError as error:
         fail(f"cannot go on: {error}; a run that had begun can be resumed", 2)
 

@@ -29,6 +29,7 @@ from fedecho.core.drive import Moment
 from fedecho.experiments.compare import Planned, run_all
 from fedecho.experiments.config import ConfigError, load
 from fedecho.experiments.experiment import Experiment
+from fedecho.experiments.folder import tidy_finished
 from fedecho.experiments.identity import is_finished
 from fedecho.experiments.recipes import RECIPES
 from fedecho.experiments.record import RECORD, read_header
@@ -90,15 +91,19 @@ def resume(
     with friendly():
         use_data_dir(data_dir)
         before = read_header(folder)["execution"]
-        if before["executor"] == "flower" and not is_finished(folder):
+        if before.get("executor") == "flower" and not is_finished(folder):
             raise ConfigError(
                 f"{folder} holds a run over a network: it goes on when its app is submitted again (fedecho submit)"
             )
         if is_finished(folder):
+            tidy_finished(folder, say)
             out.print(f"{folder} is finished already")
             return
         options = execution_options(
-            executor or before["executor"], workers, before.get("precision", "bf16"), before.get("deterministic", False)
+            executor or before.get("executor", "serial"),
+            workers,
+            before.get("precision", "bf16"),
+            before.get("deterministic", False),
         )
         _finish(folder, None, options | {"checkpoint_s": checkpoint_every})
 

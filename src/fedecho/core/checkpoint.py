@@ -5,6 +5,7 @@ contents; of the few that are kept, loading takes the newest that is intact.
 """
 
 import hashlib
+import io
 import json
 import os
 import struct
@@ -17,6 +18,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
+
+from fedecho.core.disk import disk_full_at
 
 KEEP = 2
 FORMAT = "fedecho-checkpoint-1"
@@ -95,18 +98,30 @@ class Every(dict[Any, Any]):
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """The file is there whole or not at all, also after a power cut."""
+    """The file is there whole or not at all, also after a power cut. On a full disk, what stood under its name stays."""
     temporary = path.with_name(path.name + ".part")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    with disk_full_at(path):
+        try:
+            # Without a buffer, so that closing the file has nothing left to write, and nothing left to fail at.
+            with temporary.open("wb", buffering=0) as file:
+                _write_all(file, data)
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def _write_all(file: io.FileIO, data: bytes) -> None:
+    """A disk that is nearly full takes a part, and says at the next write that it is full."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]
 
 
 def save_checkpoint(folder: Path, number: int, value: Any) -> Path:

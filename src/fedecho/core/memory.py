@@ -1,6 +1,8 @@
 """One flat vector per client: in memory, on another device, or in a mapped file."""
 
+import os
 import tempfile
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -8,6 +10,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
+
+from fedecho.core.disk import disk_full_at
 
 Place = Literal["device", "cpu", "file"]
 
@@ -25,8 +29,10 @@ class ClientMemory:
         self._like = like
         self._seen: dict[int, None] = {}
         shape = (num_clients, like.numel())
+        self._room: _Room | None = None
         if place == "file":
-            self._rows = torch.from_numpy(_mapped(shape, folder))
+            self._room, rows = _mapped(shape, folder)
+            self._rows = torch.from_numpy(rows)
         elif place in ("device", "cpu"):
             self._rows = torch.zeros(shape, dtype=torch.float32, device=like.device if place == "device" else "cpu")
         else:
@@ -47,6 +53,8 @@ class ClientMemory:
         return self._rows[client].to(self._like.device)
 
     def __setitem__(self, client: int, vector: Tensor) -> None:
+        if self._room is not None and client not in self._seen:
+            self._room.reserve(client)
         self._rows[client].copy_(vector)
         self._seen[client] = None
 
@@ -64,11 +72,27 @@ class ClientMemory:
         return self
 
 
-def _mapped(shape: tuple[int, int], folder: str | None) -> np.ndarray[Any, np.dtype[np.float32]]:
+class _Room:
+    """Takes the room of a row before it is written: where there is none, a write to mapped memory would kill the process."""
+
+    def __init__(self, file: int, row_bytes: int, folder: Path) -> None:
+        self._file, self._row_bytes, self._folder = file, row_bytes, folder
+        weakref.finalize(self, os.close, file)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_Room":
+        return self
+
+    def reserve(self, row: int) -> None:
+        with disk_full_at(self._folder):
+            os.posix_fallocate(self._file, row * self._row_bytes, self._row_bytes)
+
+
+def _mapped(shape: tuple[int, int], folder: str | None) -> tuple[_Room | None, np.ndarray[Any, np.dtype[np.float32]]]:
     """A sparse temporary file, unlinked at once: it takes room only for rows that were written."""
     if folder is not None and not Path(folder).is_dir():
         raise ValueError(f"memory_dir {folder!r} is not a folder")
     if shape[1] == 0:
-        return np.zeros(shape, np.float32)
+        return None, np.zeros(shape, np.float32)
     with tempfile.TemporaryFile(prefix="fedecho-", dir=folder) as file:
-        return np.memmap(file, np.float32, "w+", shape=shape)
+        room = _Room(os.dup(file.fileno()), 4 * shape[1], Path(folder or tempfile.gettempdir()))
+        return room, np.memmap(file, np.float32, "w+", shape=shape)

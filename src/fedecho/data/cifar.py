@@ -13,6 +13,8 @@ from fedecho.data.images import Images, Labels, Pixels
 from fedecho.data.locate import MissingDataError, remedy
 
 IMAGE_BYTES = 3 * 32 * 32
+MAX_BYTES = 1 << 29
+"""Of one file: the largest official one, CIFAR-100's training set, has 155 MB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +71,8 @@ def _path(folder: Path, name: str, layout: Layout) -> Path:
 
 def _read_file(path: Path, layout: Layout) -> tuple[Pixels, Labels]:
     try:
+        if path.stat().st_size > MAX_BYTES:
+            raise ValueError(f"{path}: has more than {MAX_BYTES} bytes, and no official file has as many")
         planes, labels = (_binary if path.suffix == ".bin" else _pickled)(path, layout)
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror or error}") from None

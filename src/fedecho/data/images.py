@@ -1,6 +1,7 @@
 """Square colour images as bytes."""
 
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 import torch
@@ -11,6 +12,8 @@ Labels = NDArray[np.int64]
 Rows = NDArray[np.int64]
 CHUNK = 256
 """Images resized at a time: 96 x 96 in single precision, some 30 MB."""
+CHUNK_BYTES = 1 << 26
+"""Of large images, fewer at a time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +62,7 @@ def centre_cropped(pixels: Pixels) -> Pixels:
 def taken(pixels: Pixels, rows: Rows, size: int) -> Pixels:
     """These rows, cropped and resized. Of a memory-mapped array only they are read, and never all at full size at once."""
     done = np.empty((len(rows), size, size, 3), np.uint8)
-    for start in range(0, len(rows), CHUNK):
-        chunk = centre_cropped(pixels[rows[start : start + CHUNK]])
-        done[start : start + CHUNK] = resized(chunk, size)
+    chunk = min(CHUNK, max(1, CHUNK_BYTES // prod(pixels.shape[1:])))
+    for start in range(0, len(rows), chunk):
+        done[start : start + chunk] = resized(centre_cropped(pixels[rows[start : start + chunk]]), size)
     return done

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,8 @@ SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp"}
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
 MAX_MEGAPIXELS = 50
 """A few kilobytes can unpack to gigabytes."""
+MAX_FILE_BYTES = 256 << 20
+MAX_IMAGES = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,8 @@ def _array_file(path: Path, provenance: str) -> Pool:
         array = np.lib.format.open_memmap(path, mode="r")
     except (OSError, ValueError, EOFError) as error:
         raise ValueError(f"{path}: no array that can be read without unpickling ({error})") from None
+    if array.ndim == 4 and array[:1].size > 3 * MAX_MEGAPIXELS * 1_000_000:
+        raise ValueError(f"{path}: its images are of {list(array.shape[1:])}, and the limit is {MAX_MEGAPIXELS} megapixels")
     if array.dtype == np.uint8 and array.ndim == 4 and array.size and 3 in (array.shape[3], array.shape[1]):
         return _pool(array if array.shape[3] == 3 else array.transpose(0, 2, 3, 1), provenance)
     raise ValueError(f"{path}: must be uint8 [n, h, w, 3] or [n, 3, h, w], got {array.dtype} {list(array.shape)}")
@@ -93,7 +98,10 @@ def _array_file(path: Path, provenance: str) -> Pool:
 def _image_folder(folder: Path) -> Pool:
     _pillow()
     found = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and not path.name.startswith("."))
-    paths = sorted((path for path in found if path.is_file()), key=lambda path: path.relative_to(folder).as_posix())
+    paths = list(islice((path for path in found if path.is_file()), MAX_IMAGES + 1))
+    if len(paths) > MAX_IMAGES:
+        raise ValueError(f"there are more than {MAX_IMAGES} images in {folder}: name a folder with fewer")
+    paths.sort(key=lambda path: path.relative_to(folder).as_posix())
     if not paths:
         raise MissingDataError(f"there are no images in {folder}: it must hold {', '.join(sorted(SUFFIXES))} files")
 
@@ -117,6 +125,8 @@ def _read(path: Path, size: int) -> Pixels:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow warns of what is refused below
+            if path.stat().st_size > MAX_FILE_BYTES:
+                raise ValueError(f"it has more than {MAX_FILE_BYTES} bytes")
             with Image.open(path, formats=FORMATS) as image:
                 return _square(image, size)
     except Exception as error:  # a damaged file raises whatever its decoder likes

@@ -1,13 +1,13 @@
 """Experiments as TOML and back, strictly: an unknown key is an error that suggests the right one."""
 
 import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
 from hashlib import sha256
 from math import inf, isnan
 from pathlib import Path
+from tomllib import TOMLDecodeError
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -15,6 +15,7 @@ from fedecho.algorithms import ALGORITHMS
 from fedecho.data.partition import PARTITIONERS
 from fedecho.experiments.experiment import Experiment
 from fedecho.experiments.recipes import RECIPES
+from fedecho.experiments.toml import MAX_DEPTH, parsed, read_toml
 from fedecho.tasks import TASKS
 
 Tree = dict[str, Any]
@@ -77,17 +78,6 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], path: str = 
     return found
 
 
-def read_toml(path: Path) -> Tree:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"there is no file {path}; `fedecho list` shows the recipes") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: {error}") from None
-
-
 def load(
     source: str,
     *,
@@ -122,7 +112,8 @@ def _another_method(name: str, tree: Tree) -> Tree:
         return dict(old)
     if "recipe" in tree or not isinstance(old, Mapping):
         return {"name": name}
-    buffer_size = old.get("buffer_size", old.get("inner", {}).get("buffer_size"))
+    inner = old.get("inner")
+    buffer_size = old.get("buffer_size", inner.get("buffer_size") if isinstance(inner, Mapping) else None)
     kept = {} if buffer_size is None or name == "fedasync" else {"buffer_size": buffer_size}
     return {"name": name, "inner": {"name": "fedbuff", **kept}} if name == "fedecho" else {"name": name, **kept}
 
@@ -182,13 +173,16 @@ def _setting(text: str) -> Tree:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise ConfigError(f"--set wants key=value, got {text!r}")
+    parts = key.strip().split(".")
+    if len(parts) > MAX_DEPTH:
+        raise ConfigError(f"--set wants a key of at most {MAX_DEPTH} parts, got one of {len(parts)}")
     try:
-        parsed: Any = tomllib.loads(f"value = {value.strip()}")["value"]
-    except tomllib.TOMLDecodeError:
-        parsed = value.strip()
-    for part in reversed(key.strip().split(".")):
-        parsed = {part: parsed}
-    return dict(parsed)
+        table: Any = parsed(f"value = {value.strip()}")["value"]
+    except TOMLDecodeError:
+        table = value.strip()
+    for part in reversed(parts):
+        table = {part: table}
+    return dict(table)
 
 
 def _construct(cls: type[Any], tree: Any, path: str, known: Mapping[str, Any]) -> Any:
@@ -227,7 +221,7 @@ def _below(key: str, cls: type[Any], tree: Mapping[str, Any]) -> str | None:
         table = tree.get(f.name)
         below = hints[f.name]
         if f.name in CHOICES:
-            below = CHOICES[f.name].get(table.get("name", "")) if isinstance(table, Mapping) else None
+            below = CHOICES[f.name].get(str(table.get("name"))) if isinstance(table, Mapping) else None
         if not (is_dataclass(below) and isinstance(below, type)):
             continue
         if key in [child.name for child in fields(below) if child.repr]:

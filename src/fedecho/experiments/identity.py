@@ -14,6 +14,7 @@ import torch
 from fedecho.core.types import Weights
 from fedecho.experiments.build import Simulation
 from fedecho.experiments.config import ConfigError, differences, from_config, to_config
+from fedecho.experiments.described import described
 from fedecho.experiments.experiment import Experiment
 from fedecho.experiments.record import Line, read_header
 from fedecho.experiments.summary import SUMMARY
@@ -24,16 +25,19 @@ MODEL_FILES = "model files"
 
 
 def check_same(folder: Path, experiment: Experiment) -> None:
-    """Is the run in ``folder`` one of this experiment? A user's own parts cannot be compared and are trusted."""
+    """Is the run in ``folder`` one of this experiment? Of a user's own parts, the names and plain fields are compared."""
     header = read_header(folder)
     ours, theirs = config_of(experiment), header["config"]
     if ours is None or theirs is None:
         ours = {name: getattr(experiment, name) for name in ("name", "seed", "num_versions")}
         theirs = {name: header[name] for name in ours}
+        if header.get("parts") is not None:  # records of before have none
+            ours, theirs = ours | described(experiment), theirs | header["parts"]
     found = differences(ours, theirs)
     if found:
         raise ConfigError(f"{folder} holds a run of another configuration: {'; '.join(found[:3])}")
     _check_model(folder, header.get("notes", {}).get(MODEL_FILES), experiment.task)
+    _check_trace(folder, experiment, header)
 
 
 def _check_model(folder: Path, began_with: str | None, task: Any) -> None:
@@ -45,6 +49,26 @@ def _check_model(folder: Path, began_with: str | None, task: Any) -> None:
             f"{folder} began with {task.model} of {began_with}, but its files are now {task.model_files}: "
             "put the former files back, or start in a new folder"
         )
+
+
+def _check_trace(folder: Path, experiment: Experiment, header: Line) -> None:
+    """The name of a trace stands in the configuration; what it holds decides the schedule."""
+    before = header.get("trace_sha256")
+    if before is not None and before != trace_digest(experiment):
+        raise ConfigError(
+            f"the trace {experiment.runtimes.trace} has changed since the run in {folder} began (its sha256 was {before[:12]}...): "
+            "put the old one back, or start in a new folder"
+        )
+
+
+def trace_digest(experiment: Experiment) -> str | None:
+    trace = getattr(experiment.runtimes, "trace", None)
+    if trace is None:
+        return None
+    try:
+        return sha256(Path(trace).read_bytes()).hexdigest()
+    except OSError as error:
+        raise ConfigError(f"cannot read the trace {trace}: {error.strerror or error}") from None
 
 
 def is_finished(folder: Path) -> bool:
@@ -97,6 +121,8 @@ def header_of(simulation: Simulation, config: Line | None, execution: Line) -> L
         "format": 1,
         "name": simulation.experiment.name,
         "config": config,
+        "parts": described(simulation.experiment) if config is None else None,
+        "trace_sha256": trace_digest(simulation.experiment),
         "seed": simulation.experiment.seed,
         "num_versions": simulation.experiment.num_versions,
         "execution": execution,

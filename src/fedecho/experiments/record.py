@@ -8,12 +8,15 @@ import io
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from hashlib import sha256
 from math import isfinite
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from fedecho.core.checkpoint import write_atomically
+from fedecho.core.disk import DiskFullError, disk_full_at
 from fedecho.core.drive import Moment
 from fedecho.core.server import Receipt
 from fedecho.simulation.runtimes import ClientRuntimes
@@ -22,12 +25,22 @@ RECORD = "run.jsonl"
 Line = dict[str, Any]
 
 
-class Record:
-    """Appends lines. ``position`` is where a checkpoint may come back to."""
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A place in a record that a checkpoint may come back to, and the sha256 of all before it (None: an old checkpoint's)."""
 
-    def __init__(self, file: BinaryIO, runtimes: ClientRuntimes) -> None:
+    position: int
+    sha256: str | None
+
+
+class Record:
+    """Appends lines, and knows the digest of all it holds."""
+
+    def __init__(self, file: BinaryIO, runtimes: ClientRuntimes, path: Path = Path(RECORD), before: bytes = b"") -> None:
         self._file = file
         self._runtimes = runtimes
+        self._path = path
+        self._digest = sha256(before)
 
     @classmethod
     def in_memory(cls, runtimes: ClientRuntimes) -> "Record":
@@ -40,20 +53,23 @@ class Record:
         return cls.continued(folder, runtimes, None)
 
     @classmethod
-    def continued(cls, folder: Path, runtimes: ClientRuntimes, position: int | None) -> "Record":
-        """The record as it stood at ``position`` (None: after its header); what came later will be lived through again."""
-        file = (folder / RECORD).open("rb+")
-        if position is None:
-            position = len(file.readline())
-        if position > file.seek(0, os.SEEK_END):
+    def continued(cls, folder: Path, runtimes: ClientRuntimes, mark: Mark | None) -> "Record":
+        """The record as it stood at ``mark`` (None: after its header); what came later will be lived through again."""
+        path = folder / RECORD
+        file = path.open("rb+")
+        before = file.readline() if mark is None else file.read(mark.position)
+        if mark is not None and (len(before) < mark.position or mark.sha256 not in (None, sha256(before).hexdigest())):
             file.close()
-            raise ValueError(f"{folder / RECORD} is shorter than when its checkpoint was made; start the run in a new folder")
-        file.truncate(position)
-        file.seek(position)
-        return cls(file, runtimes)
+            raise ValueError(f"{path} is shorter or another than when its checkpoint was made; start the run in a new folder")
+        file.truncate(len(before))
+        file.seek(len(before))
+        return cls(file, runtimes, path, before)
 
     def write(self, line: Line) -> None:
-        self._file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+        data = json.dumps(line, separators=(",", ":")).encode() + b"\n"
+        self._digest.update(data)
+        with disk_full_at(self._path):
+            self._file.write(data)
 
     def moment(self, moment: Moment) -> None:
         receipt = moment.receipt
@@ -74,22 +90,26 @@ class Record:
             line = _numbers(receipt.metrics) | line | {"norm": _rounded(receipt.norm)}
         return line
 
-    def sync(self) -> int:
-        """Everything so far is on the disk; the position behind it."""
-        self._file.flush()
-        if not isinstance(self._file, io.BytesIO):
-            os.fsync(self._file.fileno())
-        return self._file.tell()
+    def sync(self) -> Mark:
+        """Everything so far is on the disk; the place behind it."""
+        with disk_full_at(self._path):
+            self._file.flush()
+            if not isinstance(self._file, io.BytesIO):
+                os.fsync(self._file.fileno())
+        return Mark(self._file.tell(), self._digest.hexdigest())
 
     def flush(self) -> None:
-        self._file.flush()
+        with disk_full_at(self._path):
+            self._file.flush()
 
     def close(self) -> None:
-        self._file.close()
+        """What finds no space here came after the last ``sync``, and will be lived through again."""
+        with suppress(DiskFullError), disk_full_at(self._path):
+            self._file.close()
 
     def lines(self) -> Iterator[Line]:
         """All complete lines so far."""
-        self._file.flush()
+        self.flush()
         here = self._file.tell()
         self._file.seek(0)
         lines = self._file.read(here).splitlines()
@@ -98,10 +118,21 @@ class Record:
 
 def read_record(folder: Path) -> Iterator[Line]:
     """The complete lines of a run's record; a torn last line, as a crash leaves it, is passed over."""
-    with (folder / RECORD).open("rb") as file:
-        for line in file:
+    path = folder / RECORD
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
             if line.endswith(b"\n"):
-                yield json.loads(line)
+                yield _parsed(line, path, number)
+
+
+def _parsed(line: bytes, path: Path, number: int) -> Line:
+    try:
+        parsed = json.loads(line)
+    except (ValueError, RecursionError):
+        parsed = None
+    if not isinstance(parsed, dict) or "event" not in parsed:
+        raise ValueError(f"{path}, line {number} is no line of a run's record; it is damaged or of another program")
+    return parsed
 
 
 def read_header(folder: Path) -> Line:
@@ -109,11 +140,18 @@ def read_header(folder: Path) -> Line:
     if not path.is_file():
         raise ValueError(f"{folder} holds no run (there is no {RECORD} in it)")
     try:
-        header: Line = next(read_record(folder))
-        if header["event"] != "header":
-            raise KeyError("event")
-    except (StopIteration, KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError):
-        raise ValueError(f"{path} does not begin with a run's header; it is damaged or of another program") from None
+        header = next(read_record(folder), {})
+    except ValueError:
+        header = {}
+    kinds = {name: type(header.get(name)) for name in ("config", "execution", "name", "num_versions", "seed")}
+    told = kinds.pop("config") in (dict, type(None)) and kinds == {
+        "execution": dict,
+        "name": str,
+        "num_versions": int,
+        "seed": int,
+    }
+    if header.get("event") != "header" or "config" not in header or not told:
+        raise ValueError(f"{path} does not begin with a run's header; it is damaged or of another program")
     return header
 
 

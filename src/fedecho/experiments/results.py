@@ -13,11 +13,11 @@ from typing import Any
 from fedecho.core.checkpoint import write_atomically
 from fedecho.experiments.build import Execution, assembled, one_thread
 from fedecho.experiments.experiment import Experiment
-from fedecho.experiments.identity import config_of, header_of, notes_of
+from fedecho.experiments.identity import check_same, config_of, header_of, is_finished, notes_of
 from fedecho.experiments.paper import Cell, Settings
-from fedecho.experiments.record import RECORD, Line, read_header
+from fedecho.experiments.record import RECORD, Line, read_header, read_record
 from fedecho.experiments.run import Watch, simulate
-from fedecho.experiments.summary import LAST
+from fedecho.experiments.summary import LAST, Summary
 
 
 @dataclass(frozen=True)
@@ -85,12 +85,14 @@ def run_cell(
     if cell.row.untrained:
         return _kept(results, cell, _untrained(cell, experiment, Execution(**options)))
     resume = (folder / RECORD).exists()
-    result = simulate(experiment, out=folder, resume=resume, watch=watch, say=say, **options)
+    if not is_finished(folder):  # else it was stopped between its end and this
+        simulate(experiment, out=folder, resume=resume, watch=watch, say=say, **options)
+    check_same(folder, experiment)
     header = read_header(folder)
     kept = CellResult(
         cell=cell.slug,
-        summary=asdict(result.summary),
-        evaluations=[{key: value for key, value in line.items() if key != "event"} for line in result.evaluations],
+        summary=asdict(Summary.read(folder)),
+        evaluations=_evaluations(folder),
         config=header["config"],
         execution=header["execution"],
         software=header["software"],
@@ -127,6 +129,11 @@ def _kept(results: Path, cell: Cell, kept: CellResult) -> CellResult:
     target.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(target, (json.dumps(asdict(kept), indent=1) + "\n").encode())
     return kept
+
+
+def _evaluations(folder: Path) -> list[Line]:
+    lines = (line for line in read_record(folder) if line["event"] == "evaluation")
+    return [{key: value for key, value in line.items() if key != "event"} for line in lines]
 
 
 def _unlabeled(experiment: Any) -> str:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -9,23 +10,33 @@ from typing import Any, Literal
 from safetensors.torch import save
 from torch import Tensor
 
-from fedecho.core.checkpoint import Every, decode, load_checkpoint, remove_checkpoints, save_checkpoint, write_atomically
+from fedecho.core.checkpoint import (
+    CheckpointError,
+    Every,
+    decode,
+    load_checkpoint,
+    remove_checkpoints,
+    save_checkpoint,
+    write_atomically,
+)
+from fedecho.core.disk import DiskFullError
 from fedecho.core.drive import Moment, drive
 from fedecho.core.types import Weights
 from fedecho.experiments.accounting import check_accountant, spent
 from fedecho.experiments.build import Execution, ExecutorName, Simulation, assembled, one_thread
 from fedecho.experiments.config import ConfigError, fingerprint, from_config
 from fedecho.experiments.experiment import Experiment
-from fedecho.experiments.identity import check_same, config_of, header_of, is_finished, model_digest, name_of, notes_of
-from fedecho.experiments.record import RECORD, Line, Record, arrivals_digest, read_header
+from fedecho.experiments.folder import check_folder, owned
+from fedecho.experiments.identity import config_of, header_of, model_digest, name_of, notes_of
+from fedecho.experiments.record import RECORD, Line, Mark, Record, arrivals_digest, read_header
 from fedecho.experiments.signals import stop_signals
+from fedecho.experiments.standstill import Standstill
 from fedecho.experiments.summary import Summary, accuracies, last_scores, staleness
 from fedecho.simulation.executors.worker import refuse_while_importing
-from fedecho.simulation.forecast import most_fruitless
 
 MODEL = "model.safetensors"
 CHECKPOINT_S = 30.0
-MAX_REFUSED = 100
+ANEW = "start in a new folder"
 
 Watch = Callable[[Moment, dict[str, float] | None], None]
 """Told of every moment, and of the scores where there was an evaluation."""
@@ -71,19 +82,21 @@ def simulate(
     """
     folder = None if out is None else Path(out)
     refuse_while_importing()
-    _check_folder(folder, experiment, resume)
     if experiment.privacy.on:
         check_accountant()
     if not checkpoint_s >= 0:
         raise ConfigError(f"--checkpoint-every must be at least 0 seconds, got {checkpoint_s}")
     execution = Execution(executor=executor, workers=workers, precision=precision, deterministic=deterministic)
-    with one_thread(), assembled(experiment, execution, say) as simulation, stop_signals(say) as stop:
+    with ExitStack() as stack:
+        if folder is not None:
+            check_folder(folder, experiment, resume)
+            stack.enter_context(owned(folder, say))
+            check_folder(folder, experiment, resume)  # again: a moment ago it may have been somebody else's
+        stack.enter_context(one_thread())
+        simulation = stack.enter_context(assembled(experiment, execution, say))
+        stop = stack.enter_context(stop_signals(say))
         run = _Run(simulation, folder, checkpoint_s, watch or (lambda moment, scores: None), stop)
-        run.open(resume, execution.described(), say)
-        try:
-            return run.finish()
-        finally:
-            run.record.close()
+        return run.through(resume, execution.described(), say)
 
 
 def resume(folder: Path | str, experiment: Experiment | None = None, **options: Any) -> Result:
@@ -95,20 +108,6 @@ def resume(folder: Path | str, experiment: Experiment | None = None, **options: 
             raise ConfigError(f"{folder} used a task or method of its own: resume it from Python, resume(folder, experiment)")
         experiment = from_config(header["config"])
     return simulate(experiment, out=folder, resume=True, **options)
-
-
-def _check_folder(folder: Path | None, experiment: Experiment, resume: bool) -> None:
-    """Before any process is started."""
-    if folder is None:
-        return
-    if resume and is_finished(folder):
-        raise ConfigError(f"{folder} holds a finished run: there is nothing to resume")
-    if resume:
-        check_same(folder, experiment)
-    elif is_finished(folder):
-        raise ConfigError(f"{folder} already holds a run, which is finished: choose another folder")
-    elif (folder / RECORD).exists():
-        raise ConfigError(f"{folder} already holds a run: `fedecho resume {folder}` goes on with it")
 
 
 class _Run:
@@ -126,7 +125,7 @@ class _Run:
         self.num_moments = 0
         self.real_before = 0.0
         self.save_cost_s = 0.0
-        self.refused = self.fruitless = 0
+        self.standstill = Standstill(simulation.experiment)
         self.began = self.saved_at = time.perf_counter()
 
     @property
@@ -138,6 +137,19 @@ class _Run:
         """Between two checkpoints: as asked, but never so often that they take more than a twentieth of the time."""
         return max(self.checkpoint_s, 20 * self.save_cost_s) if self.checkpoint_s else 0.0
 
+    def through(self, resume: bool, execution: Line, say: Callable[[str], None]) -> Result:
+        """From where it stands to its end. A full disk stops it between two whole checkpoints."""
+        try:
+            self.open(resume, execution, say)
+            try:
+                return self.finish()
+            finally:
+                self.record.close()
+        except DiskFullError as error:
+            begun = self.folder is not None and (self.folder / RECORD).exists()
+            error.advice = f"free some space, then {f'go on with: {self._how_to_resume}' if begun else 'start it again'}"
+            raise
+
     def open(self, resume: bool, execution: Line, say: Callable[[str], None]) -> None:
         runtimes = self.simulation.runtimes
         if self.folder is None:
@@ -145,7 +157,6 @@ class _Run:
         elif resume:
             self.record = Record.continued(self.folder, runtimes, self._restore(say))
         else:
-            self.folder.mkdir(parents=True, exist_ok=True)
             self.record = Record.new(self.folder, runtimes, header_of(self.simulation, self.config, execution))
 
     def finish(self) -> Result:
@@ -166,7 +177,7 @@ class _Run:
     def _moment(self, moment: Moment) -> bool:
         self.num_moments += 1
         self.record.moment(moment)
-        self._check_progress(moment)
+        self.standstill.see(moment.receipt)
         scores = self._evaluate(moment)
         self.watch(moment, scores)
         if self.stop():
@@ -174,21 +185,6 @@ class _Run:
         if self.folder is not None and time.perf_counter() - self.saved_at >= self._pause_s:
             self._save()
         return False
-
-    def _check_progress(self, moment: Moment) -> None:
-        """A run in which every update is refused would go on for ever; most often it has diverged."""
-        status = moment.receipt.status
-        self.fruitless = 0 if status == "accepted" else self.fruitless + 1
-        if self.fruitless > most_fruitless(self.simulation.experiment.task.num_clients):
-            raise ConfigError(
-                f"not one update in the last {self.fruitless} messages: clients are lost before they finish; see [faults]"
-            )
-        self.refused = 0 if status == "accepted" else self.refused + (status == "rejected")
-        if self.refused >= max(MAX_REFUSED, 10 * self.simulation.experiment.concurrency):
-            raise ConfigError(
-                f"the last {self.refused} updates were all rejected, the last one because {moment.receipt.reason}: "
-                "if training has diverged, lower local.client_lr or algorithm.server_lr"
-            )
 
     def _evaluate(self, moment: Moment) -> dict[str, float] | None:
         experiment = self.simulation.experiment
@@ -208,40 +204,41 @@ class _Run:
     def _save(self) -> None:
         if self.folder is None:
             return
-        began = time.perf_counter()
+        began, mark = time.perf_counter(), self.record.sync()
         state = {
             "fingerprint": self._fingerprint,
             "server": self.simulation.server.snapshot(),
             "transport": self.simulation.transport.snapshot(),
-            "position": self.record.sync(),
+            "position": mark.position,
+            "record_sha256": mark.sha256,
             "real_s": self.real_s,
             "num_moments": self.num_moments,
-            "refused": self.refused,
-            "fruitless": self.fruitless,
+            "refused": self.standstill.refused,
+            "fruitless": self.standstill.fruitless,
         }
         save_checkpoint(self.folder, self.num_moments, state)
         self.saved_at = time.perf_counter()
         self.save_cost_s = self.saved_at - began
 
-    def _restore(self, say: Callable[[str], None]) -> int | None:
+    def _restore(self, say: Callable[[str], None]) -> Mark | None:
         """Take up the newest checkpoint; its place in the record, or None if the run never came to one."""
-        if self.folder is None:
-            return None
-        found = load_checkpoint(self.folder, say)
+        found = None if self.folder is None else load_checkpoint(self.folder, say)
         if found is None:
             return None
         server, transport = self.simulation.server, self.simulation.transport
         template = {"server": {"state": server.state, "models": Every(server.model)}}
-        tree = decode(*found, template)
-        if tree["fingerprint"] != self._fingerprint:
-            raise ConfigError(
-                f"the checkpoint in {self.folder} is of another configuration than its record; start in a new folder"
-            )
-        server.restore(tree["server"])
-        transport.restore(tree["transport"], tree["server"]["models"])
-        self.real_before, self.num_moments = tree["real_s"], tree["num_moments"]
-        self.refused, self.fruitless = tree["refused"], tree["fruitless"]
-        return int(tree["position"])
+        try:
+            tree = decode(*found, template)
+            if tree["fingerprint"] != self._fingerprint:
+                raise CheckpointError(f"the checkpoint in {self.folder} is of another configuration than its record; {ANEW}")
+            server.restore(tree["server"])
+            transport.restore(tree["transport"], tree["server"]["models"])
+            self.real_before, self.num_moments = tree["real_s"], tree["num_moments"]
+            self.standstill.refused, self.standstill.fruitless = tree["refused"], tree["fruitless"]
+            return Mark(tree["position"], tree.get("record_sha256"))
+        except (KeyError, TypeError, AttributeError) as error:
+            told = f"{type(error).__name__}: {error}"
+            raise CheckpointError(f"the checkpoint in {self.folder} is of another fedecho ({told}); {ANEW}") from error
 
     @property
     def _how_to_resume(self) -> str:

@@ -47,7 +47,11 @@ class Summary:
 
     @classmethod
     def read(cls, folder: Path) -> "Summary":
-        return cls(**json.loads((folder / SUMMARY).read_text()))
+        path = folder / SUMMARY
+        try:
+            return cls(**json.loads(path.read_text()))
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{path} is damaged ({error}); remove it, then `fedecho resume {folder}` makes it again") from None
 
 
 def accuracies(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

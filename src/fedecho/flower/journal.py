@@ -22,7 +22,7 @@ from fedecho.core.types import Lost
 from fedecho.experiments.accounting import spent
 from fedecho.experiments.config import ConfigError, differences, fingerprint
 from fedecho.experiments.identity import is_finished, model_digest
-from fedecho.experiments.record import RECORD, Line, Record, arrivals_digest, read_header
+from fedecho.experiments.record import RECORD, Line, Mark, Record, arrivals_digest, read_header
 from fedecho.experiments.run import MODEL
 from fedecho.experiments.summary import Summary, accuracies, staleness
 from fedecho.flower.transport import GridTransport
@@ -118,12 +118,13 @@ class Journal:
     def save(self) -> None:
         if self.folder is None:
             return
-        began = time.monotonic()
+        began, mark = time.monotonic(), self.record.sync()
         state = {
             "fingerprint": self._fingerprint,
             "server": self.server.snapshot(),
             "transport": self.transport.snapshot(),
-            "position": self.record.sync(),
+            "position": mark.position,
+            "record_sha256": mark.sha256,
             "num_moments": self.num_moments,
         }
         save_checkpoint(self.folder, self.num_moments, state)
@@ -170,7 +171,7 @@ class Journal:
             os.close(self._lock)
             self._lock = None
 
-    def _restore(self, folder: Path) -> int | None:
+    def _restore(self, folder: Path) -> Mark | None:
         found = load_checkpoint(folder, self._say)
         if found is None:
             return None
@@ -180,7 +181,7 @@ class Journal:
         self.server.restore(tree["server"])
         self.transport.restore(tree["transport"])
         self.num_moments = tree["num_moments"]
-        return int(tree["position"])
+        return Mark(tree["position"], tree.get("record_sha256"))
 
     def _check_same(self, folder: Path) -> None:
         there, here = read_header(folder), self._header()

@@ -1,12 +1,16 @@
 """Float vectors in memory that several processes see."""
 
+import os
 from contextlib import suppress
 from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
 from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from fedecho.core.disk import disk_full_at
 
 
 class _Memory(SharedMemory):
@@ -24,8 +28,20 @@ class Segment:
         self._owner = name is None
         self._memory = _Memory(name=name, create=self._owner, size=max(4 * size, 4))
         self.name = self._memory.name
+        if self._owner:
+            self._take_room()
         # Through numpy, which holds on to the memory while a view of it lives; torch.frombuffer does not.
         self.vector: Tensor = torch.from_numpy(np.frombuffer(cast("memoryview", self._memory.buf), np.float32, size))
+
+    def _take_room(self) -> None:
+        """Now, because a write to memory that is not there kills the process; a container often has only 64 MB of it."""
+        try:
+            with disk_full_at(Path("/dev/shm")):  # noqa: S108 (named in an error)
+                os.posix_fallocate(vars(self._memory)["_fd"], 0, self._memory.size)
+        except OSError:
+            self._memory.close()
+            self._memory.unlink()
+            raise
 
     def close(self) -> None:
         del self.vector

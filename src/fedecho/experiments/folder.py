@@ -1,0 +1,95 @@
+"""The folder of a run: one process at a time, and nothing half-written left behind."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from errno import EAGAIN, ENOLCK, ENOSYS, ENOTSUP
+from fcntl import LOCK_EX, LOCK_NB, flock
+from pathlib import Path
+
+from fedecho.core.checkpoint import remove_checkpoints
+from fedecho.core.disk import disk_full_at
+from fedecho.experiments.config import ConfigError
+from fedecho.experiments.experiment import Experiment
+from fedecho.experiments.identity import check_same, is_finished
+from fedecho.experiments.record import RECORD
+
+LOCK = ".lock"
+PARTS = ("checkpoint-*.safetensors.part", "model.safetensors.part", "run.jsonl.part", "summary.json.part")
+NO_LOCKS = {ENOLCK, ENOSYS, ENOTSUP}
+
+
+def check_folder(folder: Path, experiment: Experiment, resume: bool) -> None:
+    """Is this the folder to begin, or to go on, with this experiment? Nothing is written before it is known."""
+    if resume and is_finished(folder):
+        raise ConfigError(f"{folder} holds a finished run: there is nothing to resume")
+    if resume:
+        check_same(folder, experiment)
+    elif is_finished(folder):
+        raise ConfigError(f"{folder} already holds a run, which is finished: choose another folder")
+    elif (folder / RECORD).exists():
+        raise ConfigError(f"{folder} already holds a run: `fedecho resume {folder}` goes on with it")
+
+
+@contextmanager
+def owned(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Make the folder and keep other processes out of it. The kernel gives the lock back however this process ends."""
+    was_there = folder.exists()
+    with disk_full_at(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = _locked(folder / LOCK, say)
+    try:
+        remove_parts(folder)
+        yield
+    finally:
+        # While it is still held, so that the name is never that of a lock somebody else has taken.
+        (folder / LOCK).unlink(missing_ok=True)
+        os.close(lock)
+        if not was_there:
+            with suppress(OSError):
+                folder.rmdir()  # only if nothing came of it
+
+
+def tidy_finished(folder: Path, say: Callable[[str], None]) -> None:
+    """A process that was killed right after its summary had no time to remove its checkpoints and its lock."""
+    if any(next(folder.glob(pattern), None) for pattern in ("checkpoint-*", LOCK)):
+        with owned(folder, say):
+            remove_checkpoints(folder)
+
+
+def remove_parts(folder: Path) -> None:
+    """What a killed process had begun to write."""
+    for pattern in PARTS:
+        for path in folder.glob(pattern):
+            path.unlink(missing_ok=True)
+
+
+def _locked(path: Path, say: Callable[[str], None]) -> int:
+    """An open file that holds the lock of this name. A file that lost its name while we waited for it is not the lock."""
+    while True:
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            flock(file, LOCK_EX | LOCK_NB)
+        except OSError as error:
+            if error.errno in NO_LOCKS:
+                say(f"{path.parent} is on a file system without locks: see to it that no other process uses it")
+                return file
+            owner = os.pread(file, 20, 0).decode(errors="replace").strip()
+            os.close(file)
+            if error.errno != EAGAIN:
+                raise
+            who = f"another process ({owner})" if owner.isdecimal() else "another process"
+            raise ConfigError(f"{path.parent} is in use by {who}: wait for it or stop it, or choose another folder") from None
+        if _has_name(file, path):
+            with suppress(OSError):  # for a person to read; a disk may be too full even for that
+                os.truncate(file, 0)
+                os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
+            return file
+        os.close(file)
+
+
+def _has_name(file: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file), path.stat())
+    except FileNotFoundError:
+        return False
