@@ -1,5 +1,6 @@
 """Who is let in. An update is checked here once, at the border; behind it every algorithm trusts the type."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
 from typing import NamedTuple
@@ -79,8 +80,8 @@ class Admission:
     def _range_fault(self, update: ClientUpdate) -> Fault | None:
         for name, most in (("num_examples", self.max_examples), ("num_steps", self.max_steps)):
             value = getattr(update, name)
-            if not isinstance(value, int) or not 1 <= value <= most:
-                return Fault(name, f"{name} {value} is outside 1 to {most}")
+            if type(value) is not int or not 1 <= value <= most:
+                return Fault(name, f"{name} {said(value)} is outside 1 to {most}")
         return None
 
     def _metrics_fault(self, update: ClientUpdate) -> Fault | None:
@@ -101,6 +102,28 @@ def _values_fault(update: ClientUpdate, wants_correction: bool) -> Fault | None:
         return Fault("correction", "correction is missing")
     if update.correction is not None and not _finite(update.correction):
         return Fault("not finite", "correction is not finite")
+    return None
+
+
+def said(value: object) -> str:
+    """What a client claims, short enough for a record."""
+    try:
+        text = str(value)
+    except Exception:  # of a number with more digits than Python writes, or of an object that will not be shown
+        return f"a {type(value).__name__}"
+    return text if len(text) <= 40 else text[:40] + "..."
+
+
+def mistyped(update: ClientUpdate) -> Fault | None:
+    """Fields that are not what they are declared to be. No wire brings them; a transport of somebody's own may."""
+    optional = () if update.correction is None else ("correction",)
+    for name in ("delta", "buffers", *optional):
+        if type(getattr(update, name)) is not Tensor:  # a subclass may do anything when it is added
+            return Fault("wrong kind", f"{name} is a {type(getattr(update, name)).__name__} and no plain tensor")
+    if type(update.base_version) is not int:
+        return Fault("wrong kind", f"base_version is a {type(update.base_version).__name__} and no whole number")
+    if not isinstance(update.metrics, Mapping):
+        return Fault("wrong kind", f"metrics are a {type(update.metrics).__name__} and no mapping")
     return None
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from fedecho.core.admission import Admission, Fault, misfit, norm_of
+from fedecho.core.admission import Admission, Fault, misfit, mistyped, norm_of, said
 from fedecho.core.algorithm import Algorithm, demands
 from fedecho.core.gate import Gate
 from fedecho.core.idle import Idle
@@ -107,8 +107,9 @@ class Server(Generic[S]):
 
     def receive(self, message: Message) -> Receipt:
         """Take one message of the transport. Bad ones change nothing but the slot they held."""
-        if not 0 <= message.client < self.num_clients:
-            receipt = Receipt("rejected", message.client, f"client {message.client} is unknown", "unknown client")
+        if type(message.client) is not int or not 0 <= message.client < self.num_clients:
+            known = message.client if type(message.client) is int and abs(message.client) < 2**63 else -1
+            receipt = Receipt("rejected", known, f"client {said(message.client)} is unknown", "unknown client")
         elif isinstance(message, ClientUpdate):
             receipt = self._admit(message)
         elif isinstance(message, Joined):
@@ -148,7 +149,10 @@ class Server(Generic[S]):
             return Receipt("rejected", update.client, "update was not asked for", "not asked for")
         base = self._close(update.client, work)
         staleness = self.model.version - base.version
-        fault, norm = self._fault(update, base)
+        try:
+            fault, norm = self._fault(update, base)
+        except Exception as error:  # an update is untrusted: whatever goes wrong in looking at it is its own fault
+            fault, norm = Fault("unreadable", f"update cannot be looked at: {type(error).__name__}"), 0.0
         if fault is not None:
             return self._refuse(update.client, work, staleness, fault)
         self.gate.accepted(update.client, norm)
@@ -162,8 +166,11 @@ class Server(Generic[S]):
 
     def _fault(self, update: ClientUpdate, base: GlobalModel) -> tuple[Fault | None, float]:
         """What is wrong with an update to a job from ``base``, if anything, and its norm."""
+        wrong = mistyped(update)
+        if wrong is not None:
+            return wrong, 0.0
         if update.base_version != base.version:
-            text = f"update is based on version {update.base_version}, not {base.version}"
+            text = f"update is based on version {said(update.base_version)}, not {base.version}"
             return Fault("wrong base", text), 0.0
         fault = self.admission.too_large(update) or misfit(update, base)
         if fault is not None:
