@@ -6,15 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 from loop_grid import LoopGrid
 from test_wire_equals_simulator import CONFIG, MADE, small
 
 from fedecho import Experiment, resume
+from fedecho.experiments.build import bound_network, server_of
 from fedecho.experiments.config import ConfigError
 from fedecho.experiments.record import read_header, read_record
 from fedecho.experiments.summary import Summary
-from fedecho.flower import Waiting, journal, make_client_app
+from fedecho.flower import Waiting, journal, make_client_app, server_app
+from fedecho.flower.codec import Codec
 from fedecho.flower.server_app import run_experiment
 
 Spoil = Callable[[Message, Message], Message | None]
@@ -82,6 +85,25 @@ def test_a_killed_server_goes_on_and_counts_each_update_once(
     assert summary.reasons == {"in flight when the server stopped": in_flight}
     assert summary.num_versions == 8
     assert not list(tmp_path.glob("checkpoint-*"))
+
+
+def test_fedacs_c_stays_the_mean_of_what_nodes_keep_after_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes forget c_i when an app is submitted again. A c that was kept would grow by a whole mean at every resume."""
+    monkeypatch.setattr(journal, "SAVE_SHARE", 0)
+    experiment = replace(small("fedac"), num_versions=40)
+    servers: list[Any] = []
+    monkeypatch.setattr(server_app, "server_of", lambda *parts: servers.append(server_of(*parts)) or servers[-1])
+    for _ in range(4):
+        grid = grid_for(experiment)
+        killed_after(grid, 24)
+        with pytest.raises(KilledError):
+            run(experiment, grid, tmp_path)
+        codec = Codec(bound_network(experiment.task, experiment.seed).layout)
+        kept = [codec.read_control(context.state) for context in grid.contexts.values()]
+        mean = torch.stack([c for c in kept if c is not None]).sum(0) / len(kept)
+        correction = servers[-1].model.correction
+        assert 0.3 < float(correction.norm() / mean.norm()) < 1.7
+        assert float(torch.cosine_similarity(correction, mean, dim=0)) > 0.5
 
 
 def test_what_is_damaged_is_passed_over_and_what_is_of_another_run_refused(tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
+
+import torch
 
 from fedecho.core.admission import Admission, Fault, misfit, norm_of
 from fedecho.core.algorithm import Algorithm, demands
@@ -217,6 +219,19 @@ class Server(Generic[S]):
         if client in self.reported:
             self.departed.add(client)  # its update stays in the round, so its slot does too
         return receipt if receipt.status == "lost" else Receipt("left", client)
+
+    def forget_corrections(self) -> None:
+        """c = 0, for clients that come back without their c_i: c is the mean of them, and c - c_i corrects every step."""
+        if not self.demands.control_variates:
+            return
+        algorithm: Any = self.algorithm
+        if not hasattr(algorithm, "without_corrections"):
+            raise ValueError(
+                f"{type(algorithm).__name__} asks for control variates, which clients have lost: give it without_corrections(state)"
+            )
+        self.state = algorithm.without_corrections(self.state)
+        if self.model.correction is not None:
+            self.versions.current = replace(self.model, correction=torch.zeros_like(self.model.correction))
 
     def snapshot(self) -> dict[str, Any]:
         """Everything a resumed server needs, as a tree of plain values, tensors and the algorithm's own state."""

@@ -113,6 +113,8 @@ class Journal:
         for client in list(self.server.open):
             lost.append(Moment(self.transport.now, self.server.receive(Lost(client, IN_FLIGHT)), None))
             self.record.moment(lost[-1])
+        if self.resumed:
+            self.server.forget_corrections()  # Flower gives nodes an empty context in a new run
         return lost
 
     def save(self) -> None:
