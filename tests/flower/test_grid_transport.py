@@ -200,6 +200,18 @@ def test_a_node_started_anew_waits_until_its_former_self_is_gone() -> None:
     assert sent(grid, 1).metadata.dst_node_id == 72
 
 
+def test_a_node_that_cannot_be_asked_and_was_started_anew_gets_work_when_its_former_self_is_gone() -> None:
+    grid = ScriptedGrid(71)
+    transport = transport_on(grid, num_clients=1)
+    transport.gather()
+    transport.send(dispatch())
+    grid.later(lambda: grid.nodes.append(72), *[nothing] * 6, lambda: grid.nodes.remove(71), *[nothing] * 6)
+    assert transport.receive() == Left(0, "its node went away")
+    assert transport.receive() == Joined(0)
+    transport.send(dispatch(1))
+    assert sent(grid, 1).metadata.dst_node_id == 72
+
+
 def test_a_dispatch_for_an_absent_client_comes_back_at_once() -> None:
     grid = ScriptedGrid(11)
     transport = transport_on(grid)
