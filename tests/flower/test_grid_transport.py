@@ -110,11 +110,15 @@ def test_a_node_that_cannot_say_who_it_is_is_asked_thrice_and_left_alone() -> No
 @pytest.mark.parametrize(
     ("code", "reason", "expected"),
     [
-        (2, "<class 'RuntimeError'>:<'no\nmemory'>", Lost(0, "its app raised: <class 'RuntimeError'>:<'no memory'>")),
-        (3, "whatever", Lost(0, "the answer is lost (past its time to live)")),
-        (5, "whatever", Left(0, "the node went away")),
-        (8, "killed", Lost(0, "its app crashed: killed")),
-        (77, "new", Lost(0, "error 77")),
+        (
+            2,
+            "<class 'RuntimeError'>:<'no\nmemory'>",
+            Lost(0, "its app raised: <class 'RuntimeError'>:<'no memory'>", "client failed"),
+        ),
+        (3, "whatever", Lost(0, "the answer is lost (past its time to live)", "answer lost")),
+        (5, "whatever", Left(0, "the node went away", "node gone")),
+        (8, "killed", Lost(0, "its app crashed: killed", "client failed")),
+        (77, "new", Lost(0, "error 77", "client failed")),
     ],
 )
 def test_errors_are_named(code: int, reason: str, expected: Lost | Left) -> None:
@@ -157,7 +161,7 @@ def test_a_late_answer_never_closes_a_newer_dispatch() -> None:
     first, second = dispatch(0), dispatch(1)
     transport.send(first)
     grid.later(*[nothing] * 4)
-    assert transport.receive() == Left(0, "no answer within 3 s")
+    assert transport.receive() == Left(0, "no answer within 3 s", "deadline")
     assert len(grid.orders()) == 1, "a busy node gets nothing new"
     grid.later(nothing, lambda: grid.answer(sent(grid, 0), update_for(first)))
     late = transport.receive()
@@ -178,7 +182,7 @@ def test_a_node_that_goes_away_and_another_that_takes_its_place() -> None:
     order = dispatch(0, client=1)
     transport.send(order)
     grid.later(lambda: grid.nodes.remove(12), *[nothing] * 4)
-    assert transport.receive() == Left(1, "its node went away")
+    assert transport.receive() == Left(1, "its node went away", "node gone")
     grid.answer(sent(grid, 0), update_for(order))
     grid.later(lambda: grid.nodes.append(13), *[nothing] * 5)
     assert transport.receive() == Joined(1), "the update of the node that went is not asked for"
@@ -194,7 +198,7 @@ def test_a_node_started_anew_waits_until_its_former_self_is_gone() -> None:
     transport.send(dispatch())
     grid.later(lambda: grid.nodes.append(72), *[nothing] * 5, lambda: grid.answer(grid.orders("query")[1], introduction(0)))
     grid.later(lambda: grid.nodes.remove(71), *[nothing] * 6)
-    assert transport.receive() == Left(0, "its node went away")
+    assert transport.receive() == Left(0, "its node went away", "node gone")
     assert transport.receive() == Joined(0)
     transport.send(dispatch(1))
     assert sent(grid, 1).metadata.dst_node_id == 72
@@ -206,7 +210,7 @@ def test_a_node_that_cannot_be_asked_and_was_started_anew_gets_work_when_its_for
     transport.gather()
     transport.send(dispatch())
     grid.later(lambda: grid.nodes.append(72), *[nothing] * 6, lambda: grid.nodes.remove(71), *[nothing] * 6)
-    assert transport.receive() == Left(0, "its node went away")
+    assert transport.receive() == Left(0, "its node went away", "node gone")
     assert transport.receive() == Joined(0)
     transport.send(dispatch(1))
     assert sent(grid, 1).metadata.dst_node_id == 72
@@ -217,7 +221,7 @@ def test_a_dispatch_for_an_absent_client_comes_back_at_once() -> None:
     transport = transport_on(grid)
     transport.gather()
     transport.send(dispatch(0, client=2))
-    assert transport.receive() == Left(2, "no node is connected for it")
+    assert transport.receive() == Left(2, "no node is connected for it", "node gone")
     assert grid.orders() == []
 
 
@@ -227,7 +231,7 @@ def test_a_message_that_cannot_be_pushed_is_lost(monkeypatch: pytest.MonkeyPatch
     transport.gather()
     monkeypatch.setattr(grid, "push_messages", lambda messages: [])
     transport.send(dispatch())
-    assert transport.receive() == Lost(0, "the message could not be pushed to the SuperLink")
+    assert transport.receive() == Lost(0, "the message could not be pushed to the SuperLink", "not pushed")
 
 
 def test_deadlines_learn_from_runtimes_and_the_ttl_lies_above_them() -> None:

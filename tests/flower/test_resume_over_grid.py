@@ -1,5 +1,6 @@
 """A deployed run that is killed and submitted again: nothing twice, nothing lost but what was in flight."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Error, Message, RecordDict
 from loop_grid import LoopGrid
 from test_wire_equals_simulator import CONFIG, MADE, small
 
@@ -152,7 +153,7 @@ def test_every_fault_is_named_and_the_run_finishes(tmp_path: Path) -> None:
     grid.spoil = spoil
     summary = run(experiment, grid, tmp_path)
     assert summary.accepted == 24 == len(set(accepted(tmp_path)))
-    assert summary.reasons == {"not finite": 1, "unreadable": 1, "the node went away": 1}
+    assert summary.reasons == {"not finite": 1, "unreadable": 1, "node gone": 1}
     assert {line["reason"] for line in read_record(tmp_path) if line.get("status") in ("rejected", "lost")} == {
         "delta is not finite",
         "the answer cannot be read: '0.weight' must have shape (2, 1, 3, 3), got (3,)",
@@ -164,6 +165,27 @@ def test_every_fault_is_named_and_the_run_finishes(tmp_path: Path) -> None:
 
 
 def test_a_client_that_raises_is_lost_with_its_words(tmp_path: Path) -> None:
+    """It introduced itself as client 2 and is another when it shall train, so the ClientApp itself raises."""
+    experiment = small("fedbuff")
+    grid = grid_for(experiment)
+    context = grid.contexts[1003]
+
+    def forget(order: Message, reply: Message) -> Message:
+        if order.metadata.message_type == "query" and order.metadata.dst_node_id == 1003:
+            context.node_config["partition-id"] = 4
+        return reply
+
+    grid.spoil = forget
+    summary = run(experiment, grid, tmp_path)
+    assert summary.accepted == 24
+    words = "the dispatch is for client 2, but this node is client 4"
+    lost = [line for line in read_record(tmp_path) if line.get("status") == "lost"]
+    assert lost
+    assert all(line["client"] == 2 and words in line["reason"] for line in lost)
+    assert summary.reasons == {"client failed": len(lost)}
+
+
+def test_a_node_that_does_not_know_who_it_is_is_said_to_be_so(tmp_path: Path) -> None:
     experiment = small("fedbuff")
     grid = grid_for(experiment)
     del grid.contexts[1003].node_config["partition-id"]
@@ -172,6 +194,29 @@ def test_a_client_that_raises_is_lost_with_its_words(tmp_path: Path) -> None:
     summary = run_experiment(grid, experiment, waiting, tmp_path, say=said.append)
     assert summary.accepted == 24
     assert sum("this node does not know which client it is" in text for text in said) == 3
+
+
+def test_one_client_that_raises_at_once_neither_ends_the_run_nor_gets_all_the_work(tmp_path: Path) -> None:
+    """Its exception goes through Flower's own handling, the transport and the server."""
+    experiment = small("fedbuff")
+    grid = grid_for(experiment)
+    grid.runtime = lambda client, dispatch: 0.0 if client == 2 else 100.0
+    jobs = Counter[int]()
+
+    def spoil(order: Message, reply: Message) -> Message:
+        if order.metadata.message_type == "train":
+            jobs[order.metadata.dst_node_id] += 1
+            if order.metadata.dst_node_id == 1003:
+                return Message(Error(2, "<class 'RuntimeError'>:<'no disk'>"), reply_to=order)
+        return reply
+
+    grid.spoil = spoil
+    summary = run(experiment, grid, tmp_path)
+    assert summary.accepted == 24
+    assert summary.lost == jobs[1003] <= 10, "five strikes, and aside"
+    assert summary.reasons == {"client failed": jobs[1003]}
+    lost = [line["reason"] for line in read_record(tmp_path) if line.get("status") == "lost"]
+    assert lost[0] == "its app raised: <class 'RuntimeError'>:<'no disk'>"
 
 
 def test_a_run_that_gets_nowhere_ends(tmp_path: Path) -> None:

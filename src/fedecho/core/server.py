@@ -12,10 +12,23 @@ from fedecho.core.algorithm import Algorithm, demands
 from fedecho.core.gate import Gate
 from fedecho.core.idle import Idle
 from fedecho.core.rng import below, derive
-from fedecho.core.types import Arrival, ClientUpdate, Dispatch, GlobalModel, Joined, Left, Lost, Message, Refused
+from fedecho.core.types import (
+    CLIENT_FAILED,
+    Arrival,
+    ClientUpdate,
+    Dispatch,
+    GlobalModel,
+    Joined,
+    Left,
+    Lost,
+    Message,
+    Refused,
+)
 from fedecho.core.versions import Versions
 
 S = TypeVar("S")
+MOST_REASON = 300
+"""Characters: texts may be a client's, who must not fill the server's record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +134,7 @@ class Server(Generic[S]):
             receipt = self._unreadable(message)
         else:
             receipt = self._lose(message)
+        receipt = replace(receipt, reason=one_line(receipt.reason))
         self.counts[receipt.status] += 1
         if receipt.status in ("rejected", "lost"):
             self.reasons[receipt.code or receipt.reason] += 1
@@ -173,13 +187,13 @@ class Server(Generic[S]):
         norm = norm_of(update.delta)
         return self.admission.fault(update, norm, self.gate.median(), self.demands.control_variates), norm
 
-    def _refuse(self, client: int, work: Open, staleness: int, fault: Fault) -> Receipt:
+    def _refuse(self, client: int, work: Open, staleness: int, fault: Fault, status: str = "rejected") -> Receipt:
         text = fault.text
         if self.gate.refused(client, self.model.version):
-            text += f"; set aside until version {self.gate.set_aside[client]}"
+            text = one_line(text, MOST_REASON - 50) + f"; set aside until version {self.gate.set_aside[client]}"
         else:
             self.idle.add(client)
-        return Receipt("rejected", client, text, fault.code, work.number, work.base_version, staleness)
+        return Receipt(status, client, text, fault.code, work.number, work.base_version, staleness)
 
     def _unreadable(self, refused: Refused) -> Receipt:
         work = self.open.get(refused.client)
@@ -196,10 +210,11 @@ class Server(Generic[S]):
         work = self.open.get(lost.client)
         if work is None:
             return Receipt("ignored", lost.client, lost.reason)
-        base = self._close(lost.client, work)
+        staleness = self.model.version - self._close(lost.client, work).version
+        if lost.code == CLIENT_FAILED:  # else one that raises at once would get every free slot, for ever
+            return self._refuse(lost.client, work, staleness, Fault(lost.code, lost.reason), "lost")
         self.idle.add(lost.client)
-        staleness = self.model.version - base.version
-        return Receipt("lost", lost.client, lost.reason, "", work.number, work.base_version, staleness)
+        return Receipt("lost", lost.client, lost.reason, lost.code, work.number, work.base_version, staleness)
 
     def _join(self, client: int) -> Receipt:
         if client in self.open or (client in self.reported and client not in self.departed):
@@ -265,3 +280,9 @@ class Server(Generic[S]):
         self.counts = Counter(tree["counts"])
         self.reasons = Counter(tree["reasons"])
         self.gate = Gate(self.admission).from_tree(tree["gate"])
+
+
+def one_line(text: str, most: int = MOST_REASON) -> str:
+    """Without control characters, and not longer than ``most``."""
+    plain = "".join(character if character.isprintable() else " " for character in text[: 2 * most])
+    return plain if len(plain) <= most else plain[: most - 3] + "..."

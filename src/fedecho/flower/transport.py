@@ -17,14 +17,11 @@ from flwr.serverapp import Grid
 from fedecho.core.types import Dispatch, Joined, Left, Lost, Message, Refused
 from fedecho.flower.codec import Codec
 from fedecho.flower.keys import read_introduction
+from fedecho.flower.replies import DEADLINE, NODE_GONE, NOT_PUSHED, content_of, error_text, is_gone, loss_code
 from fedecho.flower.roster import Roster
 from fedecho.flower.waiting import Patience, Waiting
 
 TRAIN, QUERY = "train", "query"
-NODE_UNAVAILABLE = 5
-MEANINGS = {0: "failed", 1: "its app cannot be loaded", 2: "its app raised", 3: "the answer is lost (past its time to live)"}
-MEANINGS |= {4: "the answer is unavailable", 5: "the node went away", 6: "refused by a mod", 7: "its app is not trusted"}
-MEANINGS |= {8: "its app crashed"}
 ASK_TIMES = 3
 
 
@@ -83,7 +80,7 @@ class GridTransport:
     def send(self, dispatch: Dispatch) -> None:
         node = self.roster.node_of(dispatch.client)
         if node is None:
-            self._ready.append(Left(dispatch.client, "no node is connected for it"))
+            self._ready.append(Left(dispatch.client, "no node is connected for it", NODE_GONE))
             return
         self._push(node, self._codec.dispatch(dispatch), TRAIN, self._open, dispatch)
 
@@ -110,7 +107,7 @@ class GridTransport:
         if pushed:
             into[pushed[0]] = Sent(node, self.now, dispatch)
         elif dispatch is not None:
-            self._ready.append(Lost(dispatch.client, "the message could not be pushed to the SuperLink"))
+            self._ready.append(Lost(dispatch.client, "the message could not be pushed to the SuperLink", NOT_PUSHED))
 
     def _poll(self) -> None:
         self._look()
@@ -152,11 +149,11 @@ class GridTransport:
 
     def _introduce(self, sent: Sent, reply: FlowerMessage) -> None:
         try:
-            client = read_introduction(_content(reply))
+            client = read_introduction(content_of(reply))
         except ValueError as error:
             again = self._refusals[sent.node] = self._refusals.get(sent.node, 0) + 1
             self._say(f"node {sent.node} does not say which client it is: {error}")
-            if again < ASK_TIMES and not _is_gone(reply):
+            if again < ASK_TIMES and not is_gone(reply):
                 self._push(sent.node, RecordDict(), QUERY, self._asked)
             return
         if self.roster.enter(sent.node, client):
@@ -166,11 +163,11 @@ class GridTransport:
     def _answer(self, sent: Sent, reply: FlowerMessage) -> None:
         dispatch = sent.dispatch
         assert dispatch is not None  # noqa: S101 (only questions have none)
-        if _is_gone(reply):
+        if is_gone(reply):
             self.roster.forget(sent.node)  # if it is still listed at the next look, it has come anew and is asked again
-            self._ready.append(Left(dispatch.client, _error_text(reply)))
+            self._ready.append(Left(dispatch.client, error_text(reply), loss_code(reply)))
         elif not reply.has_content():
-            self._ready.append(Lost(dispatch.client, _error_text(reply)))
+            self._ready.append(Lost(dispatch.client, error_text(reply), loss_code(reply)))
         else:
             self.patience.saw(self.now - sent.at)
             try:
@@ -194,7 +191,7 @@ class GridTransport:
         for number, sent in list(self._open.items()):
             if self.now - sent.at > deadline and sent.dispatch is not None:
                 self._late[number] = self._open.pop(number)
-                self._ready.append(Left(sent.dispatch.client, f"no answer within {deadline:.0f} s"))
+                self._ready.append(Left(sent.dispatch.client, f"no answer within {deadline:.0f} s", DEADLINE))
 
     def _depart(self, client: int, reason: str) -> None:
         """Forget what a departed client had to answer; an answer that comes all the same replies to nothing we wait for."""
@@ -202,7 +199,7 @@ class GridTransport:
             for number, sent in list(box.items()):
                 if sent.dispatch is not None and sent.dispatch.client == client:
                     del box[number]
-        self._ready.append(Left(client, reason))
+        self._ready.append(Left(client, reason, NODE_GONE))
 
     def snapshot(self) -> dict[str, Any]:
         return {"elapsed": self.now, "slowest": self.patience.slowest_s}
@@ -211,19 +208,3 @@ class GridTransport:
         """The clock goes on. Messages of the old run answer nothing any more: the server loses what it had open."""
         self._before, self._began = tree["elapsed"], self._clock()
         self.patience.saw(tree["slowest"])
-
-
-def _content(reply: FlowerMessage) -> RecordDict:
-    if not reply.has_content():
-        raise ValueError(_error_text(reply))
-    return reply.content
-
-
-def _is_gone(reply: FlowerMessage) -> bool:
-    return bool(reply.has_error() and reply.error.code == NODE_UNAVAILABLE)
-
-
-def _error_text(reply: FlowerMessage) -> str:
-    error = reply.error
-    said = " ".join((error.reason or "").split())[:200]
-    return f"{MEANINGS.get(error.code, f'error {error.code}')}{': ' + said if said and error.code in (0, 1, 2, 6, 8) else ''}"
