@@ -24,8 +24,8 @@ from fedecho.flower.server_app import run_experiment
 Spoil = Callable[[Message, Message], Message | None]
 
 
-class KilledError(Exception):
-    pass
+class KilledError(BaseException):
+    """No Exception: the transport takes those for what unpacking an answer raises."""
 
 
 def grid_for(experiment: Experiment, nodes: int = 8) -> LoopGrid:

@@ -1,6 +1,6 @@
 """Which client is behind which node. Node ids are random and change when a node is started anew; clients' numbers do not."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 
@@ -30,6 +30,15 @@ class Roster:
     def clients(self) -> list[int]:
         """The clients that have a node now."""
         return sorted(self._node_of)
+
+    @property
+    def numbers(self) -> dict[int, int]:
+        """The last node of each client, for a checkpoint."""
+        return dict(self._before)
+
+    def remember(self, numbers: Mapping[int, int]) -> None:
+        """Nodes that were there before a resume get their numbers again."""
+        self._before = dict(numbers)
 
     def node_of(self, client: int) -> int | None:
         return self._node_of.get(client)
