@@ -53,7 +53,10 @@ def executed(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[list[str], s
 
 def test_serve_is_secure_unless_told_otherwise(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = ["--ca", str(keys / "ca.crt"), "--certificate", str(keys / "server.pem"), "--key", str(keys / "server.key")]
-    words, _, _ = executed(monkeypatch, "serve", *files)
+    words, said, _ = executed(monkeypatch, "serve", *files)
+    assert words[words.index("--host") + 1] == "127.0.0.1"
+    assert "control API" not in said
+    assert "control API" in executed(monkeypatch, "serve", *files, "--host", "192.0.2.7")[1]
     assert words[0] == "flower-superlink"
     assert "--enable-supernode-auth" in words
     assert "--insecure" not in words

@@ -13,6 +13,7 @@ from loop_grid import LoopGrid
 from test_wire_equals_simulator import CONFIG, MADE, small
 
 from fedecho import Experiment, resume
+from fedecho.experiments import accounting
 from fedecho.experiments.build import bound_network, server_of
 from fedecho.experiments.config import ConfigError
 from fedecho.experiments.record import read_header, read_record
@@ -20,6 +21,8 @@ from fedecho.experiments.summary import Summary
 from fedecho.flower import Waiting, journal, make_client_app, server_app
 from fedecho.flower.codec import Codec
 from fedecho.flower.server_app import run_experiment
+from fedecho.learning.privacy import Privacy
+from fedecho.simulation.attacks import Attack
 
 Spoil = Callable[[Message, Message], Message | None]
 
@@ -268,3 +271,31 @@ def test_the_folder_is_that_of_a_simulation(tmp_path: Path) -> None:
         resume(tmp_path)
     in_memory = run(experiment, grid_for(experiment), None)
     assert in_memory.model_sha256 == summary.model_sha256
+
+
+def test_epsilon_covers_what_was_sent_and_then_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every order that went out may have been answered, before the kill, behind the checkpoint and at the end."""
+    monkeypatch.setattr(journal, "SAVE_SHARE", 1e9)
+    monkeypatch.setattr(server_app, "check_accountant", lambda: None)
+    monkeypatch.setattr(accounting, "epsilon", lambda noise, count, delta: float(count))
+    experiment = replace(small("fedbuff"), privacy=Privacy(clip_norm=1.0, noise_multiplier=5.0))
+    sent = Counter[int]()
+    for last in (False, True):
+        grid = grid_for(experiment)
+        if not last:
+            killed_after(grid, 11)
+            with pytest.raises(KilledError):
+                run(experiment, grid, tmp_path)
+        else:
+            summary = run(experiment, grid, tmp_path)
+        sent.update(int(order.content["config"]["client"]) for order in grid.orders if "config" in order.content)
+    assert summary.privacy is not None
+    for client, count in sent.items():
+        assert summary.privacy["epsilon"][str(client)] >= count
+    assert "accuracy" in summary.scores
+
+
+def test_an_attack_is_not_deployed() -> None:
+    experiment = replace(small("fedbuff"), attack=Attack(kind="sign_flip"))
+    with pytest.raises(ConfigError, match=r"attack.kind = 'sign_flip' is the simulator's"):
+        run(experiment, grid_for(experiment), None)
