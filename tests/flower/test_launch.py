@@ -135,6 +135,34 @@ def test_submit_has_the_exit_code_of_the_run(monkeypatch: pytest.MonkeyPatch, tm
         Control.to("h:1", Tls(), tmp_path).follow("17")
 
 
+def test_a_moments_silence_of_the_superlink_is_no_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    told: list[Any] = [LaunchError("busy")] * 4 + [("finished:completed", "")]
+
+    def status(self: Control, run: str) -> Any:
+        next_one = told.pop(0)
+        if isinstance(next_one, Exception):
+            raise next_one
+        return next_one
+
+    monkeypatch.setattr(Control, "status", status)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    Control.to("h:1", Tls(), tmp_path).follow("17")
+    told += [LaunchError("gone")] * 5
+    with pytest.raises(LaunchError, match="gone"):
+        Control.to("h:1", Tls(), tmp_path).follow("17")
+
+
+def test_an_interrupted_submit_says_that_the_run_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def interrupt(self: Control, run: str) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Control, "submit", lambda self, app, config: "17")
+    monkeypatch.setattr(Control, "status", interrupt)
+    done = CliRunner().invoke(app, ["submit", str(tmp_path), "--insecure"])
+    assert done.exit_code == 130
+    assert "run 17 goes on; to stop it" in done.output
+
+
 def test_an_apps_configuration_is_read_strictly_where_it_is_ours() -> None:
     assert Settings.of({"min-nodes": 3, "timeout-s": 5, "theirs": "x"}) == Settings(min_nodes=3, timeout_s=5.0)
     wrong: list[tuple[dict[str, Any], str]] = [({"min-nodes": "3"}, "a whole number"), ({"worker": 1}, "true or false")]

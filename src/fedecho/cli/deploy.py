@@ -105,6 +105,8 @@ def submit(
             control.follow(run, see=see)
         except RunFailedError as error:
             fail(str(error), 1)
+        except KeyboardInterrupt:
+            fail(f"run {run} goes on; to stop it: FLWR_HOME={control.home} flwr stop {run} {control.name}", 130)
 
 
 def _need_flower() -> None:
