@@ -13,8 +13,8 @@ from small_server import answer, make_server
 from fedecho.algorithms import FedBuff
 from fedecho.core.admission import Admission
 from fedecho.core.gate import Gate
-from fedecho.core.server import Server
-from fedecho.core.types import Joined, Left
+from fedecho.core.server import Open, Server
+from fedecho.core.types import CLIENT_FAILED, Joined, Left, Lost, Refused
 
 
 @given(st.lists(st.floats(0.0, 1e6), min_size=1, max_size=60))
@@ -112,3 +112,37 @@ def test_no_strikes_sets_nobody_aside() -> None:
     server = make_server(algorithm=FedBuff(buffer_size=1), admission=Admission(max_strikes=0))
     bad_client(server, 20)
     assert server.gate.set_aside == {}
+
+
+def test_a_client_that_fails_by_itself_is_set_aside_as_one_that_is_refused() -> None:
+    server = make_server(algorithm=FedBuff(buffer_size=1), admission=BOUNDS)
+    client = server.refill()[0].client
+    for time in range(3):
+        receipt = server.receive(Lost(client, "it raised", CLIENT_FAILED))
+        assert (receipt.status, receipt.code) == ("lost", CLIENT_FAILED)
+        if time < 2:
+            server.idle.remove(client)
+            server.open[client] = Open(99, server.versions.acquire().version)
+    assert receipt.reason == "it raised; set aside until version 2"
+    assert server.gate.set_aside == {client: 2}
+    assert client not in server.idle
+    assert server.reasons == {CLIENT_FAILED: 3}
+
+
+def test_a_loss_that_is_not_the_clients_doing_is_no_strike() -> None:
+    server = make_server(admission=BOUNDS)
+    for _ in range(20):
+        server.receive(Lost(server.refill()[0].client if not server.open else next(iter(server.open)), "gone", "node gone"))
+        server.refill()
+    assert server.gate.strikes == {}
+    assert server.gate.set_aside == {}
+
+
+def test_a_clients_text_is_one_short_line() -> None:
+    server = make_server(admission=BOUNDS)
+    for text in ("a\nb\x1b[31mc", "x" * 10_000):
+        client = server.refill()[0].client if not server.open else next(iter(server.open))
+        reason = server.receive(Refused(client, text)).reason
+        assert len(reason) <= 300
+        assert reason.isprintable()
+    assert server.reasons == {"unreadable": 2}

@@ -15,6 +15,8 @@ from loop_grid import LoopGrid
 from torch import nn
 
 from fedecho import CA2FL, Distiller, FedAC, FedAsync, FedAvg, FedBuff, FedEcho
+from fedecho.core.admission import Admission
+from fedecho.experiments.config import ConfigError
 from fedecho.flower import AsyncStrategy, Waiting
 from fedecho.flower.strategy import layout_of
 
@@ -145,3 +147,38 @@ def test_statistics_are_told_from_parameters_by_their_names_or_by_the_module() -
         assert {part.name for part in layout.buffers} == {"1.running_mean", "1.running_var"}
         assert set(fixed) == {"1.num_batches_tracked"}
         assert layout.num_params == sum(p.numel() for p in net().parameters())
+
+
+def test_the_checks_of_an_experiment_hold_here_too() -> None:
+    with pytest.raises(ValueError, match="a buffer_size of 5 is more than a concurrency of 4"):
+        strategy(FedBuff(buffer_size=5))
+    with pytest.raises(ValueError, match=r"algorithm.num_clients is 9"):
+        strategy(CA2FL(buffer_size=2, num_clients=9))
+    with pytest.raises(ValueError, match="concurrency must equal buffer_size = 2"):
+        strategy(FedAvg(buffer_size=2), concurrency=3)
+    assert strategy(FedAvg(buffer_size=2))._concurrency == 2
+    echo = strategy(FedEcho(inner=FedBuff(buffer_size=2)), module=net(), unlabeled=torch.zeros(3, 2), seed=7)
+    assert echo.algorithm.seed == 7  # type: ignore[attr-defined]
+
+
+def test_a_run_of_another_configuration_is_not_gone_on_with(tmp_path: Path) -> None:
+    class KilledError(BaseException):
+        pass
+
+    def kill(version: int, arrays: ArrayRecord) -> MetricRecord | None:
+        if version == 2:
+            raise KilledError
+        return None
+
+    arrays = ArrayRecord(net().state_dict())
+    with pytest.raises(KilledError):
+        strategy(FedBuff(buffer_size=2), folder=tmp_path).start(loop(), arrays, num_rounds=4, evaluate_fn=kill)
+    for other in (
+        strategy(FedBuff(buffer_size=2, server_lr=0.5), folder=tmp_path),
+        strategy(FedBuff(buffer_size=2), folder=tmp_path, concurrency=3),
+        strategy(FedBuff(buffer_size=2), folder=tmp_path, admission=Admission(max_norm=3.0)),
+    ):
+        with pytest.raises(ConfigError, match="another configuration"):
+            other.start(loop(), arrays, num_rounds=4)
+    result = strategy(FedBuff(buffer_size=2), folder=tmp_path).start(loop(), arrays, num_rounds=4)
+    assert max(result.train_metrics_clientapp) == 4

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import httpx
 import pytest
 from flower_worlds import LAYOUT, ScriptedGrid, answer_to, dispatch
 from flwr.app import Message as FlowerMessage
@@ -110,11 +111,15 @@ def test_a_node_that_cannot_say_who_it_is_is_asked_thrice_and_left_alone() -> No
 @pytest.mark.parametrize(
     ("code", "reason", "expected"),
     [
-        (2, "<class 'RuntimeError'>:<'no\nmemory'>", Lost(0, "its app raised: <class 'RuntimeError'>:<'no memory'>")),
-        (3, "whatever", Lost(0, "the answer is lost (past its time to live)")),
-        (5, "whatever", Left(0, "the node went away")),
-        (8, "killed", Lost(0, "its app crashed: killed")),
-        (77, "new", Lost(0, "error 77")),
+        (
+            2,
+            "<class 'RuntimeError'>:<'no\nmemory'>",
+            Lost(0, "its app raised: <class 'RuntimeError'>:<'no memory'>", "client failed"),
+        ),
+        (3, "whatever", Lost(0, "the answer is lost (past its time to live)", "answer lost")),
+        (5, "whatever", Left(0, "the node went away", "node gone")),
+        (8, "killed", Lost(0, "its app crashed: killed", "client failed")),
+        (77, "new", Lost(0, "error 77", "client failed")),
     ],
 )
 def test_errors_are_named(code: int, reason: str, expected: Lost | Left) -> None:
@@ -157,18 +162,18 @@ def test_a_late_answer_never_closes_a_newer_dispatch() -> None:
     first, second = dispatch(0), dispatch(1)
     transport.send(first)
     grid.later(*[nothing] * 4)
-    assert transport.receive() == Left(0, "no answer within 3 s")
+    assert transport.receive() == Left(0, "no answer within 3 s", "deadline")
     assert len(grid.orders()) == 1, "a busy node gets nothing new"
     grid.later(nothing, lambda: grid.answer(sent(grid, 0), update_for(first)))
     late = transport.receive()
-    assert late == Lost(0, "answer to dispatch 0 came after its deadline")
+    assert late == Lost(0, "answer to dispatch 0 came after its deadline", "deadline")
     assert transport.receive() == Joined(0), "only now it is free"
     transport.send(second)
     grid.answer(sent(grid, 0), update_for(first))  # once more, as a broken node may
     grid.later(lambda: grid.answer(sent(grid, 1), update_for(second)))
     got = transport.receive()
     assert isinstance(got, ClientUpdate)
-    assert grid.asked_for == {"m1"}, "nobody asks for the old one any more"
+    assert grid.asked_for == {sent(grid, 1).metadata.message_id}, "nobody asks for the old one any more"
 
 
 def test_a_node_that_goes_away_and_another_that_takes_its_place() -> None:
@@ -178,7 +183,7 @@ def test_a_node_that_goes_away_and_another_that_takes_its_place() -> None:
     order = dispatch(0, client=1)
     transport.send(order)
     grid.later(lambda: grid.nodes.remove(12), *[nothing] * 4)
-    assert transport.receive() == Left(1, "its node went away")
+    assert transport.receive() == Left(1, "its node went away", "node gone")
     grid.answer(sent(grid, 0), update_for(order))
     grid.later(lambda: grid.nodes.append(13), *[nothing] * 5)
     assert transport.receive() == Joined(1), "the update of the node that went is not asked for"
@@ -194,7 +199,19 @@ def test_a_node_started_anew_waits_until_its_former_self_is_gone() -> None:
     transport.send(dispatch())
     grid.later(lambda: grid.nodes.append(72), *[nothing] * 5, lambda: grid.answer(grid.orders("query")[1], introduction(0)))
     grid.later(lambda: grid.nodes.remove(71), *[nothing] * 6)
-    assert transport.receive() == Left(0, "its node went away")
+    assert transport.receive() == Left(0, "its node went away", "node gone")
+    assert transport.receive() == Joined(0)
+    transport.send(dispatch(1))
+    assert sent(grid, 1).metadata.dst_node_id == 72
+
+
+def test_a_node_that_cannot_be_asked_and_was_started_anew_gets_work_when_its_former_self_is_gone() -> None:
+    grid = ScriptedGrid(71)
+    transport = transport_on(grid, num_clients=1)
+    transport.gather()
+    transport.send(dispatch())
+    grid.later(lambda: grid.nodes.append(72), *[nothing] * 6, lambda: grid.nodes.remove(71), *[nothing] * 6)
+    assert transport.receive() == Left(0, "its node went away", "node gone")
     assert transport.receive() == Joined(0)
     transport.send(dispatch(1))
     assert sent(grid, 1).metadata.dst_node_id == 72
@@ -205,7 +222,7 @@ def test_a_dispatch_for_an_absent_client_comes_back_at_once() -> None:
     transport = transport_on(grid)
     transport.gather()
     transport.send(dispatch(0, client=2))
-    assert transport.receive() == Left(2, "no node is connected for it")
+    assert transport.receive() == Left(2, "no node is connected for it", "node gone")
     assert grid.orders() == []
 
 
@@ -215,21 +232,22 @@ def test_a_message_that_cannot_be_pushed_is_lost(monkeypatch: pytest.MonkeyPatch
     transport.gather()
     monkeypatch.setattr(grid, "push_messages", lambda messages: [])
     transport.send(dispatch())
-    assert transport.receive() == Lost(0, "the message could not be pushed to the SuperLink")
+    assert transport.receive() == Lost(0, "the message could not be pushed to the SuperLink", "not pushed")
 
 
-def test_deadlines_learn_from_runtimes_and_the_ttl_lies_above_them() -> None:
+def test_deadlines_learn_from_each_clients_runtimes_and_the_ttl_lies_above_them() -> None:
     waiting = Waiting(timeout_s=1000, least_s=20, slack=10)
     patience = Patience(waiting)
-    assert patience.deadline_s == 1000, "nothing is known yet"
-    patience.saw(1.0)
-    assert patience.deadline_s == 20
-    patience.saw(5.0)
-    patience.saw(2.0)
-    assert patience.deadline_s == 50
+    assert patience.deadline_s(0) == 1000, "nothing is known yet"
+    patience.saw(0, 1.0)
+    assert patience.deadline_s(0) == 20
+    assert patience.deadline_s(1) == 1000, "a fast neighbour says nothing of a client never heard from"
+    patience.saw(0, 5.0)
+    patience.saw(0, 2.0)
+    assert patience.deadline_s(0) == 50
     assert patience.ttl_s == 3000
-    patience.saw(700.0)
-    assert patience.deadline_s == 1000
+    patience.saw(1, 700.0)
+    assert patience.deadline_s(1) == 1000
     assert patience.ttl_s == 21000
 
 
@@ -252,9 +270,149 @@ def test_the_clock_goes_on_after_a_resume() -> None:
     grid = ScriptedGrid(11)
     before = transport_on(grid)
     grid.time = 42.0
-    before.patience.saw(7.0)
+    before.patience.saw(0, 7.0)
     after = transport_on(grid)
     after.restore(before.snapshot())
     grid.time = 50.0
     assert after.now == 50.0
-    assert after.patience.slowest_s == 7.0
+    assert after.patience.slowest_s == {0: 7.0}
+
+
+def given_up(grid: ScriptedGrid, ask: bool = False) -> GridTransport:
+    """A transport whose one client has let its deadline of 3 s pass."""
+    transport = transport_on(grid, num_clients=1, ask=ask, timeout_s=3.0)
+    if ask:
+        grid.later(lambda: grid.answer(grid.orders("query")[0], introduction(0)))
+    transport.gather()
+    transport.send(dispatch())
+    grid.later(*[nothing] * 4)
+    assert transport.receive() == Left(0, "no answer within 3 s", "deadline")
+    return transport
+
+
+@pytest.mark.parametrize("answered", ["well", "badly"])
+def test_a_node_whose_message_vanished_is_free_when_it_answers_a_question(answered: str) -> None:
+    grid = ScriptedGrid(11)
+    transport = given_up(grid)
+    (question,) = grid.orders("query")
+    assert question.metadata.dst_node_id == 11
+    if answered == "well":
+        grid.later(lambda: grid.answer(question, introduction(0)))
+    else:
+        grid.later(lambda: grid.answer(question, code=2, reason="no query function"))
+    assert transport.receive() == Joined(0)
+    transport.send(dispatch(1))
+    grid.answer(sent(grid, 0), update_for(dispatch()))
+    grid.later(lambda: grid.answer(sent(grid, 1), update_for(dispatch(1))))
+    assert isinstance(transport.receive(), ClientUpdate)
+    assert grid.asked_for == {sent(grid, 1).metadata.message_id}, "the old order is not asked for any more"
+
+
+def test_what_is_given_up_keeps_no_model_in_memory() -> None:
+    transport = given_up(ScriptedGrid(11))
+    (late,) = transport._late.values()
+    assert (late.client, late.number, late.node, late.dispatch) == (0, 0, 11, None)
+
+
+def test_a_late_word_that_the_node_is_gone_frees_nobody() -> None:
+    grid = ScriptedGrid(11)
+    transport = given_up(grid)
+    grid.nodes.clear()
+    grid.answer(sent(grid, 0), code=5)
+    grid.later(nothing, nothing, lambda: grid.nodes.append(12), *[nothing] * 6)
+    assert transport.receive() == Joined(0)
+    assert transport.roster.node_of(0) == 12, "it is the new node that joined"
+    assert transport.patience.slowest_s == {}
+
+
+def test_an_expired_order_frees_a_node_only_when_it_answers_itself() -> None:
+    grid = ScriptedGrid(11)
+    transport = given_up(grid)
+    grid.answer(sent(grid, 0), code=3)
+    grid.answer(grid.orders("query")[0], code=3)
+    grid.later(*[nothing] * 3, lambda: grid.answer(grid.orders("query")[1], introduction(0)))
+    assert transport.receive() == Joined(0)
+    assert grid.when_slept == [], "not before the second question was answered"
+    assert transport.patience.slowest_s == {}
+
+
+def test_a_probe_that_finds_the_node_gone_lets_it_come_anew() -> None:
+    grid = ScriptedGrid(11)
+    transport = given_up(grid)
+    grid.answer(grid.orders("query")[0], code=5)
+    grid.later(*[nothing] * 6)
+    assert transport.receive() == Joined(0), "still listed at the next look, so it has come anew"
+
+
+@pytest.mark.parametrize("how", ["gone", "not pushed"])
+def test_a_question_that_comes_to_nothing_is_asked_again(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    grid = ScriptedGrid(71)
+    transport = transport_on(grid, ask=True)
+    push, failures = grid.push_messages, [how == "not pushed"]
+    monkeypatch.setattr(grid, "push_messages", lambda messages: [] if failures and failures.pop() else push(messages))
+    if how == "gone":
+        grid.later(lambda: grid.answer(grid.orders("query")[0], code=5))
+    grid.later(*[nothing] * 6, lambda: grid.answer(grid.orders("query")[-1], introduction(2)))
+    assert transport.gather() == [2]
+
+
+def test_more_nodes_than_there_are_clients_are_never_waited_for() -> None:
+    with pytest.raises(ValueError, match="min_nodes = 4 would be waited for for ever: num_clients is 3"):
+        transport_on(ScriptedGrid(), min_nodes=4)
+
+
+def test_nodes_that_cannot_be_asked_keep_their_numbers_after_a_resume() -> None:
+    before = transport_on(ScriptedGrid(13, 11, 12))
+    before.gather()
+    tree = before.snapshot()
+    after = transport_on(ScriptedGrid(12, 13))
+    after.restore(tree)
+    assert after.gather() == [1, 2]
+    assert [after.roster.node_of(client) for client in (0, 1, 2)] == [None, 12, 13]
+
+
+def test_one_answer_that_cannot_be_unpacked_is_refused_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    grid = ScriptedGrid(11, 12)
+    transport = transport_on(grid)
+    transport.gather()
+    orders = [dispatch(0, 0), dispatch(1, 1)]
+    for order in orders:
+        transport.send(order)
+    bad, pull = sent(grid, 0).metadata.message_id, grid.pull_messages
+
+    def unpack(numbers: Any) -> Any:
+        if bad in numbers:
+            raise KeyError("DecodeError")
+        return pull(numbers)
+
+    monkeypatch.setattr(grid, "pull_messages", unpack)
+    grid.answer(sent(grid, 1), update_for(orders[1]))
+    assert transport.receive() == Refused(0, "the answer cannot be read: KeyError: 'DecodeError'")
+    assert isinstance(transport.receive(), ClientUpdate)
+
+
+def test_a_superlink_that_fails_is_no_clients_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    grid = ScriptedGrid(11)
+    transport = transport_on(grid)
+    transport.gather()
+    transport.send(dispatch())
+
+    def fail(numbers: Any) -> Any:
+        raise httpx.ConnectError("refused")
+
+    monkeypatch.setattr(grid, "pull_messages", fail)
+    with pytest.raises(httpx.ConnectError):
+        transport.receive()
+
+
+def test_content_that_is_no_records_is_refused() -> None:
+    grid = ScriptedGrid(11)
+    transport = transport_on(grid)
+    transport.gather()
+    transport.send(dispatch())
+    reply = FlowerMessage(RecordDict(), reply_to=grid.orders()[0])
+    reply.__dict__["_content"] = ["no", "records"]
+    grid._answers.append(reply)
+    got = transport.receive()
+    assert isinstance(got, Refused)
+    assert got.reason == "the answer cannot be read: the content is a list, not records"

@@ -53,7 +53,10 @@ def executed(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[list[str], s
 
 def test_serve_is_secure_unless_told_otherwise(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = ["--ca", str(keys / "ca.crt"), "--certificate", str(keys / "server.pem"), "--key", str(keys / "server.key")]
-    words, _, _ = executed(monkeypatch, "serve", *files)
+    words, said, _ = executed(monkeypatch, "serve", *files)
+    assert words[words.index("--host") + 1] == "127.0.0.1"
+    assert "control API" not in said
+    assert "control API" in executed(monkeypatch, "serve", *files, "--host", "192.0.2.7")[1]
     assert words[0] == "flower-superlink"
     assert "--enable-supernode-auth" in words
     assert "--insecure" not in words
@@ -130,6 +133,34 @@ def test_submit_has_the_exit_code_of_the_run(monkeypatch: pytest.MonkeyPatch, tm
     scripted(monkeypatch, "finished:stopped")
     with pytest.raises(RunFailedError, match="finished:stopped"):
         Control.to("h:1", Tls(), tmp_path).follow("17")
+
+
+def test_a_moments_silence_of_the_superlink_is_no_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    told: list[Any] = [LaunchError("busy")] * 4 + [("finished:completed", "")]
+
+    def status(self: Control, run: str) -> Any:
+        next_one = told.pop(0)
+        if isinstance(next_one, Exception):
+            raise next_one
+        return next_one
+
+    monkeypatch.setattr(Control, "status", status)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    Control.to("h:1", Tls(), tmp_path).follow("17")
+    told += [LaunchError("gone")] * 5
+    with pytest.raises(LaunchError, match="gone"):
+        Control.to("h:1", Tls(), tmp_path).follow("17")
+
+
+def test_an_interrupted_submit_says_that_the_run_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def interrupt(self: Control, run: str) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Control, "submit", lambda self, app, config: "17")
+    monkeypatch.setattr(Control, "status", interrupt)
+    done = CliRunner().invoke(app, ["submit", str(tmp_path), "--insecure"])
+    assert done.exit_code == 130
+    assert "run 17 goes on; to stop it" in done.output
 
 
 def test_an_apps_configuration_is_read_strictly_where_it_is_ours() -> None:

@@ -1,27 +1,34 @@
 """A deployed run that is killed and submitted again: nothing twice, nothing lost but what was in flight."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import Array, ArrayRecord, Message, RecordDict
+import torch
+from flwr.app import Array, ArrayRecord, Error, Message, RecordDict
 from loop_grid import LoopGrid
 from test_wire_equals_simulator import CONFIG, MADE, small
 
 from fedecho import Experiment, resume
+from fedecho.experiments import accounting
+from fedecho.experiments.build import bound_network, server_of
 from fedecho.experiments.config import ConfigError
 from fedecho.experiments.record import read_header, read_record
 from fedecho.experiments.summary import Summary
-from fedecho.flower import Waiting, journal, make_client_app
+from fedecho.flower import Waiting, journal, make_client_app, server_app
+from fedecho.flower.codec import Codec
 from fedecho.flower.server_app import run_experiment
+from fedecho.learning.privacy import Privacy
+from fedecho.simulation.attacks import Attack
 
 Spoil = Callable[[Message, Message], Message | None]
 
 
-class KilledError(Exception):
-    pass
+class KilledError(BaseException):
+    """No Exception: the transport takes those for what unpacking an answer raises."""
 
 
 def grid_for(experiment: Experiment, nodes: int = 8) -> LoopGrid:
@@ -84,6 +91,25 @@ def test_a_killed_server_goes_on_and_counts_each_update_once(
     assert not list(tmp_path.glob("checkpoint-*"))
 
 
+def test_fedacs_c_stays_the_mean_of_what_nodes_keep_after_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes forget c_i when an app is submitted again. A c that was kept would grow by a whole mean at every resume."""
+    monkeypatch.setattr(journal, "SAVE_SHARE", 0)
+    experiment = replace(small("fedac"), num_versions=40)
+    servers: list[Any] = []
+    monkeypatch.setattr(server_app, "server_of", lambda *parts: servers.append(server_of(*parts)) or servers[-1])
+    for _ in range(4):
+        grid = grid_for(experiment)
+        killed_after(grid, 24)
+        with pytest.raises(KilledError):
+            run(experiment, grid, tmp_path)
+        codec = Codec(bound_network(experiment.task, experiment.seed).layout)
+        kept = [codec.read_control(context.state) for context in grid.contexts.values()]
+        mean = torch.stack([c for c in kept if c is not None]).sum(0) / len(kept)
+        correction = servers[-1].model.correction
+        assert 0.3 < float(correction.norm() / mean.norm()) < 1.7
+        assert float(torch.cosine_similarity(correction, mean, dim=0)) > 0.5
+
+
 def test_what_is_damaged_is_passed_over_and_what_is_of_another_run_refused(tmp_path: Path) -> None:
     experiment = small("fedbuff")
     grid = grid_for(experiment)
@@ -130,7 +156,7 @@ def test_every_fault_is_named_and_the_run_finishes(tmp_path: Path) -> None:
     grid.spoil = spoil
     summary = run(experiment, grid, tmp_path)
     assert summary.accepted == 24 == len(set(accepted(tmp_path)))
-    assert summary.reasons == {"not finite": 1, "unreadable": 1, "the node went away": 1}
+    assert summary.reasons == {"not finite": 1, "unreadable": 1, "node gone": 1}
     assert {line["reason"] for line in read_record(tmp_path) if line.get("status") in ("rejected", "lost")} == {
         "delta is not finite",
         "the answer cannot be read: '0.weight' must have shape (2, 1, 3, 3), got (3,)",
@@ -142,6 +168,27 @@ def test_every_fault_is_named_and_the_run_finishes(tmp_path: Path) -> None:
 
 
 def test_a_client_that_raises_is_lost_with_its_words(tmp_path: Path) -> None:
+    """It introduced itself as client 2 and is another when it shall train, so the ClientApp itself raises."""
+    experiment = small("fedbuff")
+    grid = grid_for(experiment)
+    context = grid.contexts[1003]
+
+    def forget(order: Message, reply: Message) -> Message:
+        if order.metadata.message_type == "query" and order.metadata.dst_node_id == 1003:
+            context.node_config["partition-id"] = 4
+        return reply
+
+    grid.spoil = forget
+    summary = run(experiment, grid, tmp_path)
+    assert summary.accepted == 24
+    words = "the dispatch is for client 2, but this node is client 4"
+    lost = [line for line in read_record(tmp_path) if line.get("status") == "lost"]
+    assert lost
+    assert all(line["client"] == 2 and words in line["reason"] for line in lost)
+    assert summary.reasons == {"client failed": len(lost)}
+
+
+def test_a_node_that_does_not_know_who_it_is_is_said_to_be_so(tmp_path: Path) -> None:
     experiment = small("fedbuff")
     grid = grid_for(experiment)
     del grid.contexts[1003].node_config["partition-id"]
@@ -150,6 +197,29 @@ def test_a_client_that_raises_is_lost_with_its_words(tmp_path: Path) -> None:
     summary = run_experiment(grid, experiment, waiting, tmp_path, say=said.append)
     assert summary.accepted == 24
     assert sum("this node does not know which client it is" in text for text in said) == 3
+
+
+def test_one_client_that_raises_at_once_neither_ends_the_run_nor_gets_all_the_work(tmp_path: Path) -> None:
+    """Its exception goes through Flower's own handling, the transport and the server."""
+    experiment = small("fedbuff")
+    grid = grid_for(experiment)
+    grid.runtime = lambda client, dispatch: 0.0 if client == 2 else 100.0
+    jobs = Counter[int]()
+
+    def spoil(order: Message, reply: Message) -> Message:
+        if order.metadata.message_type == "train":
+            jobs[order.metadata.dst_node_id] += 1
+            if order.metadata.dst_node_id == 1003:
+                return Message(Error(2, "<class 'RuntimeError'>:<'no disk'>"), reply_to=order)
+        return reply
+
+    grid.spoil = spoil
+    summary = run(experiment, grid, tmp_path)
+    assert summary.accepted == 24
+    assert summary.lost == jobs[1003] <= 10, "five strikes, and aside"
+    assert summary.reasons == {"client failed": jobs[1003]}
+    lost = [line["reason"] for line in read_record(tmp_path) if line.get("status") == "lost"]
+    assert lost[0] == "its app raised: <class 'RuntimeError'>:<'no disk'>"
 
 
 def test_a_run_that_gets_nowhere_ends(tmp_path: Path) -> None:
@@ -201,3 +271,31 @@ def test_the_folder_is_that_of_a_simulation(tmp_path: Path) -> None:
         resume(tmp_path)
     in_memory = run(experiment, grid_for(experiment), None)
     assert in_memory.model_sha256 == summary.model_sha256
+
+
+def test_epsilon_covers_what_was_sent_and_then_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every order that went out may have been answered, before the kill, behind the checkpoint and at the end."""
+    monkeypatch.setattr(journal, "SAVE_SHARE", 1e9)
+    monkeypatch.setattr(server_app, "check_accountant", lambda: None)
+    monkeypatch.setattr(accounting, "epsilon", lambda noise, count, delta: float(count))
+    experiment = replace(small("fedbuff"), privacy=Privacy(clip_norm=1.0, noise_multiplier=5.0))
+    sent = Counter[int]()
+    for last in (False, True):
+        grid = grid_for(experiment)
+        if not last:
+            killed_after(grid, 11)
+            with pytest.raises(KilledError):
+                run(experiment, grid, tmp_path)
+        else:
+            summary = run(experiment, grid, tmp_path)
+        sent.update(int(order.content["config"]["client"]) for order in grid.orders if "config" in order.content)
+    assert summary.privacy is not None
+    for client, count in sent.items():
+        assert summary.privacy["epsilon"][str(client)] >= count
+    assert "accuracy" in summary.scores
+
+
+def test_an_attack_is_not_deployed() -> None:
+    experiment = replace(small("fedbuff"), attack=Attack(kind="sign_flip"))
+    with pytest.raises(ConfigError, match=r"attack.kind = 'sign_flip' is the simulator's"):
+        run(experiment, grid_for(experiment), None)

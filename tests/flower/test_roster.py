@@ -46,3 +46,22 @@ def test_numbers_for_nodes_that_cannot_be_asked() -> None:
     roster.forget(4)
     assert roster.number(4) == 1, "its own of before"
     assert roster.number(6) == 0
+
+
+def test_a_node_without_a_number_gets_the_next_that_is_free_and_is_spoken_of_once() -> None:
+    said: list[str] = []
+    roster = Roster(1, said.append)
+    roster.look([8, 9])
+    assert roster.enter(8, 0)
+    assert roster.number(9) is None
+    assert roster.heirs() == []
+    assert len(said) == 1
+    roster.look([9])
+    assert roster.heirs() == [0]
+    assert roster.node_of(0) == 9
+    roster.look([9, 7, 6])
+    assert roster.number(7) is None
+    assert roster.number(6) is None
+    roster.look([6])
+    assert roster.heirs() == [0], "node 7 went while it waited"
+    assert roster.node_of(0) == 6

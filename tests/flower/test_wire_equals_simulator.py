@@ -6,13 +6,19 @@ from typing import Any
 
 import pytest
 import torch
+from flwr.app import RecordDict
 from loop_grid import LoopGrid
 
 from fedecho import ALGORITHMS, DigitsTask, Experiment, IidPartitioner, load, simulate
+from fedecho.core.types import Dispatch, GlobalModel
+from fedecho.experiments.build import bound_network
 from fedecho.experiments.record import read_record
 from fedecho.flower import Waiting, make_client_app
+from fedecho.flower.codec import Codec
+from fedecho.flower.job import work
 from fedecho.flower.server_app import run_experiment
 from fedecho.learning.privacy import Privacy
+from fedecho.learning.trainer import Trainer
 
 CONFIG = {"worker": False}
 MADE: dict[str, Experiment] = {}
@@ -72,3 +78,15 @@ def test_private_noise_is_the_clients_secret_and_nothing_else_is_sent(tmp_path: 
     done = [line for line in read_record(tmp_path / "a") if line.get("status") == "accepted"]
     assert done
     assert all("train_loss" not in line for line in done)
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_a_private_clients_exception_does_not_quote_data(private: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Trainer, "train", lambda *parts: (_ for _ in ()).throw(ValueError("row 3: Jane Doe")))
+    privacy = Privacy(clip_norm=1.0, noise_multiplier=0.1) if private else Privacy()
+    MADE["now"] = experiment = replace(small("fedbuff"), privacy=privacy)
+    network = bound_network(experiment.task, experiment.seed)
+    order = Dispatch(0, 0, GlobalModel(0, network.layout.pack(network.module)), 1)
+    with pytest.raises(Exception, match="ValueError" if private else "Jane Doe") as caught:
+        work(f"{__name__}:made", {"key": f"private {private}"}, Codec(network.layout).dispatch(order), RecordDict())
+    assert ("Jane" in str(caught.value)) != private

@@ -87,6 +87,10 @@ class FedAC:
         )
         return Advance(fresh, weights, correction if self.control_variates else None)
 
+    def without_corrections(self, state: Prospect) -> Prospect:
+        """c = 0 and nothing on its way into c: the state for clients that have lost their c_i."""
+        return replace(state, correction_sum=state.correction_sum.zero_(), correction=torch.zeros_like(state.correction))
+
     def _agreement(self, arrival: Arrival) -> float:
         if arrival.staleness == 0:
             return 1.0

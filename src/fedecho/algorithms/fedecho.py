@@ -78,6 +78,10 @@ class FedEcho(Generic[S]):
         fresh = replace(state, inner=inner.state, adam=adam)
         return Advance(fresh, weights, inner.correction, {**inner.metrics, **teachers, **metrics})
 
+    def without_corrections(self, state: Echo[S]) -> Echo[S]:
+        inner: Any = self.inner
+        return replace(state, inner=inner.without_corrections(state.inner))
+
     @property
     def _student(self) -> Student:
         if self.student is None:

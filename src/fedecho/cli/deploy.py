@@ -30,7 +30,7 @@ def certificates(
 
 
 def serve(
-    host: Annotated[str, typer.Option(help="The address to listen on.")] = "0.0.0.0",  # noqa: S104 (a server)
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The one port that nodes need.")] = 8000,
     ca: Ca = None,
     certificate: Annotated[Path | None, typer.Option("--certificate", help="The server's certificate.")] = None,
@@ -45,6 +45,8 @@ def serve(
         from fedecho.flower.launch import Tls, superlink
 
         tls = Tls.checked(insecure, ca=ca, certificate=certificate, key=key)
+        if host not in ("127.0.0.1", "::1", "localhost"):
+            say(f"{host} is open to others, the control API too, which starts runs: put a proxy before it (docs/deployment.md)")
         _become(superlink(host, port, tls, authenticate=not insecure and not any_node, database=database))
 
 
@@ -103,6 +105,8 @@ def submit(
             control.follow(run, see=see)
         except RunFailedError as error:
             fail(str(error), 1)
+        except KeyboardInterrupt:
+            fail(f"run {run} goes on; to stop it: FLWR_HOME={control.home} flwr stop {run} {control.name}", 130)
 
 
 def _need_flower() -> None:

@@ -2,18 +2,33 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
+
+import torch
 
 from fedecho.core.admission import Admission, Fault, misfit, mistyped, norm_of, said
 from fedecho.core.algorithm import Algorithm, demands
 from fedecho.core.gate import Gate
 from fedecho.core.idle import Idle
 from fedecho.core.rng import below, derive
-from fedecho.core.types import Arrival, ClientUpdate, Dispatch, GlobalModel, Joined, Left, Lost, Message, Refused
+from fedecho.core.types import (
+    CLIENT_FAILED,
+    Arrival,
+    ClientUpdate,
+    Dispatch,
+    GlobalModel,
+    Joined,
+    Left,
+    Lost,
+    Message,
+    Refused,
+)
 from fedecho.core.versions import Versions
 
 S = TypeVar("S")
+MOST_REASON = 300
+"""Characters: texts may be a client's, who must not fill the server's record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +135,7 @@ class Server(Generic[S]):
             receipt = self._unreadable(message)
         else:
             receipt = self._lose(message)
+        receipt = replace(receipt, reason=one_line(receipt.reason))
         self.counts[receipt.status] += 1
         if receipt.status in ("rejected", "lost"):
             self.reasons[receipt.code or receipt.reason] += 1
@@ -178,13 +194,13 @@ class Server(Generic[S]):
         norm = norm_of(update.delta)
         return self.admission.fault(update, norm, self.gate.median(), self.demands.control_variates), norm
 
-    def _refuse(self, client: int, work: Open, staleness: int, fault: Fault) -> Receipt:
+    def _refuse(self, client: int, work: Open, staleness: int, fault: Fault, status: str = "rejected") -> Receipt:
         text = fault.text
         if self.gate.refused(client, self.model.version):
-            text += f"; set aside until version {self.gate.set_aside[client]}"
+            text = one_line(text, MOST_REASON - 50) + f"; set aside until version {self.gate.set_aside[client]}"
         else:
             self.idle.add(client)
-        return Receipt("rejected", client, text, fault.code, work.number, work.base_version, staleness)
+        return Receipt(status, client, text, fault.code, work.number, work.base_version, staleness)
 
     def _unreadable(self, refused: Refused) -> Receipt:
         work = self.open.get(refused.client)
@@ -201,10 +217,11 @@ class Server(Generic[S]):
         work = self.open.get(lost.client)
         if work is None:
             return Receipt("ignored", lost.client, lost.reason)
-        base = self._close(lost.client, work)
+        staleness = self.model.version - self._close(lost.client, work).version
+        if lost.code == CLIENT_FAILED:  # else one that raises at once would get every free slot, for ever
+            return self._refuse(lost.client, work, staleness, Fault(lost.code, lost.reason), "lost")
         self.idle.add(lost.client)
-        staleness = self.model.version - base.version
-        return Receipt("lost", lost.client, lost.reason, "", work.number, work.base_version, staleness)
+        return Receipt("lost", lost.client, lost.reason, lost.code, work.number, work.base_version, staleness)
 
     def _join(self, client: int) -> Receipt:
         if client in self.open or (client in self.reported and client not in self.departed):
@@ -224,6 +241,19 @@ class Server(Generic[S]):
         if client in self.reported:
             self.departed.add(client)  # its update stays in the round, so its slot does too
         return receipt if receipt.status == "lost" else Receipt("left", client)
+
+    def forget_corrections(self) -> None:
+        """c = 0, for clients that come back without their c_i: c is the mean of them, and c - c_i corrects every step."""
+        if not self.demands.control_variates:
+            return
+        algorithm: Any = self.algorithm
+        if not hasattr(algorithm, "without_corrections"):
+            raise ValueError(
+                f"{type(algorithm).__name__} asks for control variates, which clients have lost: give it without_corrections(state)"
+            )
+        self.state = algorithm.without_corrections(self.state)
+        if self.model.correction is not None:
+            self.versions.current = replace(self.model, correction=torch.zeros_like(self.model.correction))
 
     def snapshot(self) -> dict[str, Any]:
         """Everything a resumed server needs, as a tree of plain values, tensors and the algorithm's own state."""
@@ -257,3 +287,9 @@ class Server(Generic[S]):
         self.counts = Counter(tree["counts"])
         self.reasons = Counter(tree["reasons"])
         self.gate = Gate(self.admission).from_tree(tree["gate"])
+
+
+def one_line(text: str, most: int = MOST_REASON) -> str:
+    """Without control characters, and not longer than ``most``."""
+    plain = "".join(character if character.isprintable() else " " for character in text[: 2 * most])
+    return plain if len(plain) <= most else plain[: most - 3] + "..."

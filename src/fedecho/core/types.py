@@ -7,6 +7,8 @@ from typing import Generic, TypeVar
 from torch import Tensor
 
 S = TypeVar("S")
+CLIENT_FAILED = "client failed"
+"""The code of a loss by the client's own doing: it counts against the client as a refusal does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +60,11 @@ class ClientUpdate:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A dispatched client will not report: it dropped out, went away or failed."""
+    """A dispatched client will not report: it dropped out, went away or failed. ``code`` is what such losses are counted by."""
 
     client: int
     reason: str
+    code: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,7 @@ class Left:
 
     client: int
     reason: str = "client went away"
+    code: str = ""
 
 
 Message = ClientUpdate | Lost | Refused | Joined | Left

@@ -48,9 +48,11 @@ def reports(lines: Iterable[Mapping[str, Any]], *, lost_too: bool = False) -> Co
     return Counter(line["client"] for line in lines if line.get("status") in sent and line.get("dispatch", -1) >= 0)
 
 
-def spent(privacy: Privacy, lines: Iterable[Mapping[str, Any]], *, lost_too: bool = False) -> dict[str, Any]:
-    """Each client's epsilon, and the largest."""
-    counts = sorted(reports(lines, lost_too=lost_too).items())
+def spent(
+    privacy: Privacy, lines: Iterable[Mapping[str, Any]], *, lost_too: bool = False, more: Mapping[int, int] | None = None
+) -> dict[str, Any]:
+    """Each client's epsilon, and the largest. ``more`` are reports that may have been sent and stand in no line."""
+    counts = sorted((reports(lines, lost_too=lost_too) + Counter(more or {})).items())
     by_client = {client: epsilon(privacy.noise_multiplier, count, privacy.delta) for client, count in counts}
     return {
         "delta": privacy.delta,

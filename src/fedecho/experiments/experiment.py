@@ -48,14 +48,7 @@ class Experiment:
                 "local.control_variates needs a method that sends a correction (fedac), which switches it on by itself"
             )
         self._check_privacy()
-        num_clients = self.task.num_clients
-        if not 1 <= self.concurrency <= num_clients:
-            raise ValueError(f"concurrency must be between 1 and task.num_clients = {num_clients}, got {self.concurrency}")
-        if self.buffer_size is not None:
-            self._check_buffer(self.buffer_size)
-        told = _innermost(self.algorithm, "num_clients")
-        if told is not None and told != num_clients:
-            raise ValueError(f"algorithm.num_clients is {told}, but the task has {num_clients} clients")
+        check_clients(self.algorithm, self.task.num_clients, self.concurrency)
 
     @property
     def buffer_size(self) -> int | None:
@@ -86,23 +79,33 @@ class Experiment:
             )
 
     def _share_seed(self) -> None:
-        """A task or a method with no seed of its own takes the experiment's."""
         for name in ("task", "algorithm"):
-            part = getattr(self, name)
-            if is_dataclass(part) and not isinstance(part, type) and getattr(part, "seed", self.seed) is None:
-                object.__setattr__(self, name, replace(part, seed=self.seed))
+            object.__setattr__(self, name, with_seed(getattr(self, name), self.seed))
 
-    def _check_buffer(self, buffer_size: int) -> None:
-        if buffer_size > self.concurrency:
-            raise ValueError(
-                f"a buffer_size of {buffer_size} is more than a concurrency of {self.concurrency} can fill at once: "
-                "raise concurrency or lower buffer_size"
-            )
-        if demands(self.algorithm).synchronous and buffer_size != self.concurrency:
-            raise ValueError(
-                f"a synchronous algorithm waits for all its clients: concurrency must equal buffer_size = {buffer_size}, "
-                f"got {self.concurrency}"
-            )
+
+def check_clients(algorithm: Any, num_clients: int, concurrency: int) -> None:
+    """Do a method's buffer and memory fit the number of clients, and of those at work at once?"""
+    buffer_size, told = getattr(algorithm, "buffer_size", None), _innermost(algorithm, "num_clients")
+    if not 1 <= concurrency <= num_clients:
+        raise ValueError(f"concurrency must be between 1 and task.num_clients = {num_clients}, got {concurrency}")
+    if buffer_size is not None and buffer_size > concurrency:
+        raise ValueError(
+            f"a buffer_size of {buffer_size} is more than a concurrency of {concurrency} can fill at once: "
+            "raise concurrency or lower buffer_size"
+        )
+    if buffer_size is not None and demands(algorithm).synchronous and buffer_size != concurrency:
+        raise ValueError(
+            f"a synchronous algorithm waits for all its clients: concurrency must equal buffer_size = {buffer_size}, "
+            f"got {concurrency}"
+        )
+    if told is not None and told != num_clients:
+        raise ValueError(f"algorithm.num_clients is {told}, but the task has {num_clients} clients")
+
+
+def with_seed(part: Any, seed: int) -> Any:
+    """A task or a method with no seed of its own takes the run's."""
+    unseeded = is_dataclass(part) and not isinstance(part, type) and getattr(part, "seed", seed) is None
+    return replace(part, seed=seed) if unseeded else part
 
 
 def _innermost(algorithm: Any, name: str) -> Any:

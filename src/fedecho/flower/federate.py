@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fedecho.core.drive import Moment, drive
-from fedecho.core.server import Server
+from fedecho.core.server import Receipt, Server
 from fedecho.core.types import GlobalModel, Joined, Left
 from fedecho.experiments.config import ConfigError
 from fedecho.experiments.summary import Summary
@@ -28,18 +28,15 @@ def federate(
     watch: Watch = lambda moment, scores: None,
 ) -> Summary:
     """Wait for nodes, run to version T, write it all down."""
-    fruitless = 0
+    fruitless = _Fruitless()
 
     def see(moment: Moment) -> None:
-        nonlocal fruitless
         scores = None
         if moment.step is not None and (moment.step.model.version % eval_every == 0 or server.model.version == num_versions):
             scores = evaluate(moment.step.model)
         journal.moment(moment, scores)
         watch(moment, scores)
-        fruitless = 0 if moment.receipt.status == "accepted" else fruitless + (moment.receipt.status in ("rejected", "lost"))
-        if fruitless >= MAX_FRUITLESS:
-            raise ConfigError(f"not one of the last {fruitless} jobs gave an update; the last one: {moment.receipt.reason}")
+        fruitless.see(moment.receipt, set(transport.roster.clients))
 
     present = set(transport.gather())
     for moment in journal.lose_what_was_open():
@@ -51,3 +48,21 @@ def federate(
             server.receive(Joined(client))
     drive(server, transport, num_versions=num_versions, watch=see, dispatch_after_step=dispatch_after_step)
     return journal.finish()
+
+
+class _Fruitless:
+    """Ends a run in which everybody who is there keeps failing. One who might still answer is waited for."""
+
+    def __init__(self) -> None:
+        self._jobs = 0
+        self._failing: set[int] = set()
+
+    def see(self, receipt: Receipt, present: set[int]) -> None:
+        if receipt.status == "accepted":
+            self._jobs = 0
+            self._failing.clear()
+        elif receipt.status in ("rejected", "lost"):
+            self._jobs += 1
+            self._failing.add(receipt.client)
+        if self._jobs >= MAX_FRUITLESS and present and present <= self._failing:
+            raise ConfigError(f"not one of the last {self._jobs} jobs gave an update; the last one: {receipt.reason}")

@@ -20,6 +20,10 @@ from fedecho.learning.privacy import Privacy, variances_of
 from fedecho.learning.trainer import Trainer
 
 
+class PrivateError(RuntimeError):
+    """A failure of a client whose reports are private: only its kind goes to the server."""
+
+
 def experiment_of(reference: str, run_config: Mapping[str, Any]) -> Experiment:
     """What ``module:function`` makes of the app's configuration."""
     module, _, name = reference.partition(":")
@@ -38,7 +42,12 @@ def work(
     if not 0 <= dispatch.client < trainer.task.num_clients:
         raise ValueError(f"client {dispatch.client} is outside 0 to {trainer.task.num_clients - 1}")
     control = codec.read_control(state)
-    update = trainer.train(dispatch, control)
+    try:
+        update = trainer.train(dispatch, control)
+    except Exception as error:
+        if privacy is None:
+            raise
+        raise PrivateError(f"{type(error).__name__} (its text may quote data and stays on the node)") from None
     answer = (
         _private(update, dispatch, codec, privacy) if privacy is not None else codec.answer(update, trainer.network.weights)
     )

@@ -1,9 +1,11 @@
 """A deployed run's folder: the record, checkpoints and summary of a simulation, kept while the run goes on over a network."""
 
 import fcntl
+import json
 import os
 import platform
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import nan
@@ -19,12 +21,12 @@ from fedecho.core.drive import Moment
 from fedecho.core.layout import Layout
 from fedecho.core.server import Server
 from fedecho.core.types import Lost
-from fedecho.experiments.accounting import spent
+from fedecho.experiments.accounting import reports, spent
 from fedecho.experiments.config import ConfigError, differences, fingerprint
 from fedecho.experiments.identity import is_finished, model_digest
 from fedecho.experiments.record import RECORD, Line, Mark, Record, arrivals_digest, read_header
 from fedecho.experiments.run import MODEL
-from fedecho.experiments.summary import Summary, accuracies, staleness
+from fedecho.experiments.summary import Summary, accuracies, last_scores, staleness
 from fedecho.flower.transport import GridTransport
 from fedecho.learning.privacy import Privacy
 from fedecho.version import __version__
@@ -77,6 +79,8 @@ class Journal:
         self._saved_at = 0.0
         self.num_moments = 0
         self.resumed = False
+        self.earlier_reports: Counter[int] = Counter()
+        """What clients may have sent behind the checkpoints that were gone on from: privacy that is spent all the same."""
         try:
             self.record = self._open()
         except BaseException:
@@ -94,7 +98,16 @@ class Journal:
             return Record.new(self.folder, _Nodes(), self._header())
         self._check_same(self.folder)
         self.resumed = True
-        return Record.continued(self.folder, _Nodes(), self._restore(self.folder))
+        mark = self._restore(self.folder)
+        self.earlier_reports += self._reports_behind(self.folder, None if mark is None else mark.position)
+        return Record.continued(self.folder, _Nodes(), mark)
+
+    def _reports_behind(self, folder: Path, position: int | None) -> Counter[int]:
+        """Of the lines that are cut off, and one of every client that may have been sent a job since and has no open one."""
+        with (folder / RECORD).open("rb") as file:
+            file.seek(position or 0)
+            lines = [json.loads(line) for line in file if line.endswith(b"\n")]
+        return reports(lines, lost_too=True) + Counter(set(range(self.server.num_clients)) - set(self.server.open))
 
     def moment(self, moment: Moment, scores: Line | None) -> None:
         """Write it down, then save: a version always, an arrival if saving takes less than a twentieth of the time."""
@@ -113,6 +126,8 @@ class Journal:
         for client in list(self.server.open):
             lost.append(Moment(self.transport.now, self.server.receive(Lost(client, IN_FLIGHT)), None))
             self.record.moment(lost[-1])
+        if self.resumed:
+            self.server.forget_corrections()  # Flower gives nodes an empty context in a new run
         return lost
 
     def save(self) -> None:
@@ -126,6 +141,7 @@ class Journal:
             "position": mark.position,
             "record_sha256": mark.sha256,
             "num_moments": self.num_moments,
+            "earlier_reports": dict(self.earlier_reports),
         }
         save_checkpoint(self.folder, self.num_moments, state)
         self._saved_at = time.monotonic()
@@ -150,7 +166,9 @@ class Journal:
             bank_bytes=0 if bank is None else bank.num_bytes,
             model_sha256=model_digest(server.model.weights),
             arrivals_sha256=arrivals_digest(iter(lines)),
-            privacy=spent(self.identity.privacy, lines, lost_too=True) if self.identity.privacy.on else None,
+            privacy=self._spent(lines) if self.identity.privacy.on else None,
+            scores=last_scores(lines) if any(line["event"] == "evaluation" for line in lines) else {},
+            notes=dict(self.identity.header.get("notes", {})),
             **_accuracies(lines),
             **staleness(lines),
         )
@@ -161,6 +179,10 @@ class Journal:
             summary.write(self.folder)
             remove_checkpoints(self.folder)
         return summary
+
+    def _spent(self, lines: list[Line]) -> Line:
+        """Who is at work when the run ends may have sent its answer too."""
+        return spent(self.identity.privacy, lines, lost_too=True, more=self.earlier_reports + Counter(self.server.open.keys()))
 
     def close(self) -> None:
         self.record.close()
@@ -181,6 +203,7 @@ class Journal:
         self.server.restore(tree["server"])
         self.transport.restore(tree["transport"])
         self.num_moments = tree["num_moments"]
+        self.earlier_reports = Counter(tree["earlier_reports"])
         return Mark(tree["position"], tree.get("record_sha256"))
 
     def _check_same(self, folder: Path) -> None:

@@ -25,6 +25,10 @@ QUIET = {
 DONE, FAILED = "finished:completed", ("finished:failed", "finished:stopped")
 
 
+MOST_FAILURES = 5
+"""In a row, of asking how a run is."""
+
+
 class LaunchError(ValueError):
     """A user's mistake, or what Flower could not do, said in one line."""
 
@@ -131,8 +135,17 @@ class Control:
 
     def follow(self, run: str, every_s: float = 3.0, see: Callable[[str], None] = lambda status: None) -> None:
         """Wait for the end; a run that failed is an error."""
+        failures = 0
         while True:
-            status, details = self.status(run)
+            try:
+                status, details = self.status(run)
+            except LaunchError:  # a SuperLink may be busy for a moment; the run goes on meanwhile
+                failures += 1
+                if failures >= MOST_FAILURES:
+                    raise
+                time.sleep(every_s)
+                continue
+            failures = 0
             see(status)
             if status == DONE:
                 return

@@ -1,6 +1,6 @@
 """Which client is behind which node. Node ids are random and change when a node is started anew; clients' numbers do not."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 
@@ -23,11 +23,22 @@ class Roster:
         self._client_of: dict[int, int] = {}
         self._before: dict[int, int] = {}
         self._claims: dict[int, int] = {}
+        self._unnumbered: dict[int, None] = {}
+        """Nodes for whom there was no number, in the order they came."""
 
     @property
     def clients(self) -> list[int]:
         """The clients that have a node now."""
         return sorted(self._node_of)
+
+    @property
+    def numbers(self) -> dict[int, int]:
+        """The last node of each client, for a checkpoint."""
+        return dict(self._before)
+
+    def remember(self, numbers: Mapping[int, int]) -> None:
+        """Nodes that were there before a resume get their numbers again."""
+        self._before = dict(numbers)
 
     def node_of(self, client: int) -> int | None:
         return self._node_of.get(client)
@@ -44,6 +55,7 @@ class Roster:
         """A node is gone (or must say anew who it is); the client it was, if any."""
         self._connected.discard(node)
         self._claims.pop(node, None)
+        self._unnumbered.pop(node, None)
         client = self._client_of.pop(node, None)
         if client is not None:
             del self._node_of[client]
@@ -66,16 +78,27 @@ class Roster:
         return True
 
     def heirs(self) -> list[int]:
-        """Clients that have a node again, because one had waited for the number."""
+        """Clients that have a node again, because one had waited: for this number, or for any."""
         free = [(node, client) for node, client in self._claims.items() if client not in self._node_of]
-        return [client for node, client in free if self.enter(node, client)]
+        found = [client for node, client in free if self.enter(node, client)]
+        for node in list(self._unnumbered):
+            number = self.number(node)
+            if number is not None and self.enter(node, number):
+                found.append(number)
+        return found
 
     def number(self, node: int) -> int | None:
-        """A number for a node that cannot be asked: its own of before, a new one, or that of a node that is gone."""
+        """A number for a node that cannot be asked: its own of before, a new one, or that of a node that is gone.
+
+        None: all are taken, maybe by the node's former self, which is listed for a while after it died. Such a node is an heir.
+        """
         free = [client for client in range(self.num_clients) if client not in self._node_of]
         own = [client for client in free if self._before.get(client) == node]
         fresh = [client for client in free if client not in self._before]
         if not free:
-            self._say(f"node {node} is one more than num_clients = {self.num_clients}: it gets no work")
+            if node not in self._unnumbered:
+                self._say(f"node {node} is one more than num_clients = {self.num_clients}: it gets no work until one goes")
+            self._unnumbered[node] = None
             return None
+        self._unnumbered.pop(node, None)
         return (own or fresh or free)[0]

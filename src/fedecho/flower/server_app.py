@@ -15,8 +15,9 @@ from fedecho.core.types import GlobalModel
 from fedecho.distill.token_student import student_for
 from fedecho.experiments.accounting import check_accountant
 from fedecho.experiments.build import bound_network, distiller_of, server_of, student_of
+from fedecho.experiments.config import ConfigError
 from fedecho.experiments.experiment import Experiment
-from fedecho.experiments.identity import config_of, name_of
+from fedecho.experiments.identity import config_of, name_of, notes_of
 from fedecho.experiments.state import RunState
 from fedecho.experiments.summary import Summary
 from fedecho.flower.codec import Codec
@@ -56,6 +57,10 @@ def run_experiment(
     **options: Any,
 ) -> Summary:
     """The experiment with its clients on a grid; ``runtimes`` and ``faults`` are the simulator's and play no part."""
+    if experiment.attack.kind != "none":
+        raise ConfigError(
+            f"attack.kind = {experiment.attack.kind!r} is the simulator's: a deployment has no attackers of its own"
+        )
     network = bound_network(experiment.task, experiment.seed)
     student = student_of(experiment, lambda: student_for(network, experiment.task, distiller_of(experiment)))
     server = server_of(experiment, network, student)
@@ -104,7 +109,7 @@ def _identity(experiment: Experiment) -> Identity:
         seed=experiment.seed,
         num_versions=experiment.num_versions,
         config=config_of(experiment),
-        header={"num_unlabeled": task.num_unlabeled},
+        header={"num_unlabeled": task.num_unlabeled, "notes": notes_of(task)},
         privacy=experiment.privacy,
     )
 

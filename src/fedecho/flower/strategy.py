@@ -1,7 +1,7 @@
 """``AsyncStrategy``: a user's own Flower app becomes asynchronous by three lines. Its client needs no change."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from logging import INFO
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from fedecho.core.layout import Layout
 from fedecho.core.server import Server
 from fedecho.core.types import GlobalModel
 from fedecho.distill.student import Student
+from fedecho.experiments.config import to_config
+from fedecho.experiments.experiment import check_clients, with_seed
 from fedecho.experiments.identity import name_of
 from fedecho.experiments.state import RunState
 from fedecho.flower.codec import Codec
@@ -30,6 +32,7 @@ from fedecho.flower.npy import shape_of, to_tensor
 from fedecho.flower.transport import GridTransport
 from fedecho.flower.waiting import Waiting
 
+PLAIN = (str, int, float, bool, dict, list, type(None))
 STATISTICS = ("running_mean", "running_var")
 """What is averaged by value and never optimised, by the names that torch gives it; a ``module`` says it exactly."""
 
@@ -45,7 +48,7 @@ class AsyncStrategy:
     algorithm: Algorithm[Any]
     num_clients: int
     concurrency: int | None = None
-    """How many clients work at once; by default all."""
+    """How many clients work at once; by default all, or as many as a synchronous method's buffer holds."""
     seed: int = 0
     module: nn.Module | None = None
     unlabeled: Tensor | None = None
@@ -56,6 +59,8 @@ class AsyncStrategy:
     """Ask nodes for their ``partition-id`` (the ClientApp must answer queries, as ours does), or number them as they come."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "algorithm", with_seed(self.algorithm, self.seed))
+        check_clients(self.algorithm, self.num_clients, self._concurrency)
         if demands(self.algorithm).control_variates:
             raise ValueError(
                 f"{type(self.algorithm).__name__}'s clients keep control variates, which a plain ClientApp does not: "
@@ -63,6 +68,13 @@ class AsyncStrategy:
             )
         if hasattr(self.algorithm, "attached") and (self.module is None or self.unlabeled is None):
             raise ValueError(f"{type(self.algorithm).__name__} needs AsyncStrategy(module=..., unlabeled=...) to distil with")
+
+    @property
+    def _concurrency(self) -> int:
+        if self.concurrency is not None:
+            return self.concurrency
+        told = getattr(self.algorithm, "buffer_size", None)
+        return int(told) if told is not None and demands(self.algorithm).synchronous else self.num_clients
 
     def start(
         self,
@@ -87,7 +99,7 @@ class AsyncStrategy:
             grid=grid, codec=codec, num_clients=self.num_clients, waiting=waiting, ask=self.ask_partition, say=_say
         )
         name = name_of(self.algorithm)
-        identity = Identity(name=name, algorithm=name, seed=self.seed, num_versions=num_rounds)
+        identity = Identity(name=name, algorithm=name, seed=self.seed, num_versions=num_rounds, config=self._described())
         journal = Journal(identity, server, transport, layout, None if self.folder is None else Path(self.folder), _say)
         result, state = Result(), RunState(num_rounds)
         gathered = _Gathered(result)
@@ -104,7 +116,9 @@ class AsyncStrategy:
             if moment.step is not None:
                 _say(f"version {state.version}/{num_rounds}  {state.text}")
 
-        if not journal.resumed:
+        if journal.resumed:
+            _say(f"going on from version {server.model.version}: the Result holds what follows, {self.folder} the whole")
+        else:
             evaluate(server.model)
         try:
             federate(server, transport, journal, num_versions=num_rounds, evaluate=evaluate, watch=watch)
@@ -112,6 +126,13 @@ class AsyncStrategy:
             journal.close()
         result.arrays = codec.arrays(server.model.weights)
         return result
+
+    def _described(self) -> dict[str, Any]:
+        """What a run that goes on must have in common with the one before; a user's own method by its type alone."""
+        method = to_config(self.algorithm) if is_dataclass(self.algorithm) else {"name": type(self.algorithm).__name__}
+        plain = {key: value if isinstance(value, PLAIN) else repr(type(value)) for key, value in method.items()}
+        told = {"num_clients": self.num_clients, "concurrency": self._concurrency, "seed": self.seed}
+        return {"strategy": "AsyncStrategy", "algorithm": plain, "admission": to_config(self.admission), **told}
 
     def _config(self, train_config: ConfigRecord | None) -> dict[str, Any]:
         """A proximal term is asked of clients under the name that Flower's FedProx gives it."""
@@ -131,7 +152,7 @@ class AsyncStrategy:
             algorithm=algorithm,
             model=GlobalModel(0, weights),
             num_clients=self.num_clients,
-            concurrency=self.concurrency or self.num_clients,
+            concurrency=self._concurrency,
             seed=self.seed,
             admission=self.admission,
         )

@@ -1,40 +1,45 @@
 """``GridTransport``: dispatches go to nodes as Flower's messages, answers come back in the order of the real clock.
 
 Every answer is matched with its dispatch by the id of the message it replies to. A dispatch past its deadline is given up, but its
-message is still listened for: the node works one message at a time and gets nothing new before it has answered or gone.
+message is still listened for: the node works one message at a time and gets nothing new before it has answered or gone. A question
+is sent after it, for the message may have vanished: a node that answers the question is free.
 """
 
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import httpx
 from flwr.app import Message as FlowerMessage
 from flwr.app import RecordDict
 from flwr.serverapp import Grid
 
+from fedecho.core.server import one_line
 from fedecho.core.types import Dispatch, Joined, Left, Lost, Message, Refused
 from fedecho.flower.codec import Codec
 from fedecho.flower.keys import read_introduction
+from fedecho.flower.replies import DEADLINE, NODE_GONE, NOT_PUSHED, content_of, error_text, is_from_node, is_gone, loss_code
 from fedecho.flower.roster import Roster
 from fedecho.flower.waiting import Patience, Waiting
 
 TRAIN, QUERY = "train", "query"
-NODE_UNAVAILABLE = 5
-MEANINGS = {0: "failed", 1: "its app cannot be loaded", 2: "its app raised", 3: "the answer is lost (past its time to live)"}
-MEANINGS |= {4: "the answer is unavailable", 5: "the node went away", 6: "refused by a mod", 7: "its app is not trusted"}
-MEANINGS |= {8: "its app crashed"}
 ASK_TIMES = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A message on its way: to which node, when, and the order it carries (None: a question)."""
+    """A message on its way: to which node, when, and the order it carries (None: a question, or an order given up).
+
+    ``client`` and ``number`` stay known of an order given up; its model does not stay in memory.
+    """
 
     node: int
     at: float
     dispatch: Dispatch | None = None
+    client: int = -1
+    number: int = -1
 
 
 class GridTransport:
@@ -53,6 +58,8 @@ class GridTransport:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.waiting = waiting or Waiting()
+        if self.waiting.min_nodes > num_clients:
+            raise ValueError(f"min_nodes = {self.waiting.min_nodes} would be waited for for ever: num_clients is {num_clients}")
         self.roster = Roster(num_clients, say)
         self.patience = Patience(self.waiting)
         self._grid, self._codec, self._ask, self._say = grid, codec, ask, say
@@ -63,6 +70,7 @@ class GridTransport:
         self._open: dict[str, Sent] = {}
         self._late: dict[str, Sent] = {}
         self._asked: dict[str, Sent] = {}
+        self._probes: dict[str, Sent] = {}
         self._refusals: dict[int, int] = {}
         self._ready: deque[Message] = deque()
 
@@ -83,9 +91,11 @@ class GridTransport:
     def send(self, dispatch: Dispatch) -> None:
         node = self.roster.node_of(dispatch.client)
         if node is None:
-            self._ready.append(Left(dispatch.client, "no node is connected for it"))
+            self._ready.append(Left(dispatch.client, "no node is connected for it", NODE_GONE))
             return
-        self._push(node, self._codec.dispatch(dispatch), TRAIN, self._open, dispatch)
+        sent = Sent(node, self.now, dispatch, dispatch.client, dispatch.number)
+        if not self._push(sent, self._codec.dispatch(dispatch), TRAIN, self._open):
+            self._ready.append(Lost(dispatch.client, "the message could not be pushed to the SuperLink", NOT_PUSHED))
 
     def receive(self) -> Message:
         while not self._ready:
@@ -103,22 +113,47 @@ class GridTransport:
             self._said = self.now
         self._sleep(self.waiting.poll_s)
 
-    def _push(self, node: int, content: RecordDict, kind: str, into: dict[str, Sent], dispatch: Dispatch | None = None) -> None:
-        group = "" if dispatch is None else str(dispatch.model.version + 1)
-        message = FlowerMessage(content, node, kind, ttl=self.patience.ttl_s, group_id=group)
+    def _push(self, sent: Sent, content: RecordDict, kind: str, into: dict[str, Sent]) -> bool:
+        group = "" if sent.dispatch is None else str(sent.dispatch.model.version + 1)
+        message = FlowerMessage(content, sent.node, kind, ttl=self.patience.ttl_s, group_id=group)
         pushed = [number for number in self._grid.push_messages([message]) if number]
         if pushed:
-            into[pushed[0]] = Sent(node, self.now, dispatch)
-        elif dispatch is not None:
-            self._ready.append(Lost(dispatch.client, "the message could not be pushed to the SuperLink"))
+            into[pushed[0]] = sent
+        return bool(pushed)
+
+    def _question(self, node: int, into: dict[str, Sent], client: int = -1) -> None:
+        """A node that cannot even be asked is forgotten; if it is still listed at the next look, it has come anew."""
+        if not self._push(Sent(node, self.now, client=client), RecordDict(), QUERY, into):
+            self.roster.forget(node)
 
     def _poll(self) -> None:
         self._look()
-        awaited = [*self._open, *self._late, *self._asked]
+        awaited = [*self._open, *self._late, *self._asked, *self._probes]
         if awaited:
-            for reply in self._grid.pull_messages(awaited):
+            for reply in self._pull(awaited):
                 self._take(reply)
         self._give_up()
+
+    def _pull(self, numbers: list[str]) -> list[FlowerMessage]:
+        """One reply that cannot be unpacked must not end the run: each is then asked for by itself."""
+        try:
+            return list(self._grid.pull_messages(numbers))
+        except (OSError, httpx.HTTPError):
+            raise  # it is the SuperLink that fails, not an answer
+        except Exception as error:  # whatever unpacking a stranger's bytes raises
+            if len(numbers) > 1:
+                return [reply for number in numbers for reply in self._pull([number])]
+            self._unreadable(numbers[0], error)
+            return []
+
+    def _unreadable(self, number: str, error: Exception) -> None:
+        """The node has spoken, if badly."""
+        if number in self._open:
+            self._ready.append(_refused(self._open.pop(number).client, error))
+        elif number in self._asked:
+            self._ask_again(self._asked.pop(number), error)
+        else:
+            self._free(self._late.pop(number) if number in self._late else self._probes.pop(number))
 
     def _look(self) -> None:
         """Who came, who went: every few seconds."""
@@ -135,7 +170,7 @@ class GridTransport:
 
     def _meet(self, node: int) -> None:
         if self._ask:
-            self._push(node, RecordDict(), QUERY, self._asked)
+            self._question(node, self._asked)
             return
         client = self.roster.number(node)
         if client is not None and self.roster.enter(node, client):
@@ -148,82 +183,107 @@ class GridTransport:
         elif number in self._open:
             self._answer(self._open.pop(number), reply)
         elif number in self._late:
-            self._too_late(self._late.pop(number))
+            self._too_late(self._late.pop(number), reply)
+        elif number in self._probes:
+            self._probed(self._probes.pop(number), reply)
 
     def _introduce(self, sent: Sent, reply: FlowerMessage) -> None:
+        if is_gone(reply):
+            self.roster.forget(sent.node)  # if it is still listed at the next look, it has come anew and is asked again
+            return
         try:
-            client = read_introduction(_content(reply))
-        except ValueError as error:
-            again = self._refusals[sent.node] = self._refusals.get(sent.node, 0) + 1
-            self._say(f"node {sent.node} does not say which client it is: {error}")
-            if again < ASK_TIMES and not _is_gone(reply):
-                self._push(sent.node, RecordDict(), QUERY, self._asked)
+            client = read_introduction(content_of(reply))
+        except Exception as error:  # a stranger's records
+            self._ask_again(sent, error)
             return
         if self.roster.enter(sent.node, client):
             self._say(f"client {client} is here (node {sent.node})")
             self._ready.append(Joined(client))
 
+    def _ask_again(self, sent: Sent, error: Exception) -> None:
+        again = self._refusals[sent.node] = self._refusals.get(sent.node, 0) + 1
+        self._say(one_line(f"node {sent.node} does not say which client it is: {error}"))
+        if again < ASK_TIMES:
+            self._question(sent.node, self._asked)
+
     def _answer(self, sent: Sent, reply: FlowerMessage) -> None:
         dispatch = sent.dispatch
         assert dispatch is not None  # noqa: S101 (only questions have none)
-        if _is_gone(reply):
-            self.roster.forget(sent.node)  # if it is still listed at the next look, it has come anew and is asked again
-            self._ready.append(Left(dispatch.client, _error_text(reply)))
+        if is_gone(reply):
+            self.roster.forget(sent.node)
+            self._ready.append(Left(sent.client, error_text(reply), loss_code(reply)))
         elif not reply.has_content():
-            self._ready.append(Lost(dispatch.client, _error_text(reply)))
+            self._ready.append(Lost(sent.client, error_text(reply), loss_code(reply)))
         else:
-            self.patience.saw(self.now - sent.at)
+            self.patience.saw(sent.client, self.now - sent.at)
             try:
                 if reply.metadata.src_node_id != sent.node:
                     raise ValueError(f"it comes from node {reply.metadata.src_node_id}, not {sent.node}")
-                self._ready.append(self._codec.read_answer(reply.content, dispatch))
-            except (ValueError, TypeError) as error:
-                self._ready.append(Refused(dispatch.client, f"the answer cannot be read: {error}"))
+                self._ready.append(self._codec.read_answer(content_of(reply), dispatch))
+            except Exception as error:  # whatever a stranger's records make our code raise
+                self._ready.append(_refused(sent.client, error))
 
-    def _too_late(self, sent: Sent) -> None:
-        """The node is free again; what it did counts for nothing, for its slot was given to another."""
-        assert sent.dispatch is not None  # noqa: S101
-        client, took = sent.dispatch.client, self.now - sent.at
-        self.patience.saw(took)
-        if self.roster.node_of(client) == sent.node:
-            self._ready.append(Lost(client, f"answer to dispatch {sent.dispatch.number} came after its deadline"))
-            self._ready.append(Joined(client))
+    def _too_late(self, sent: Sent, reply: FlowerMessage) -> None:
+        """What the node did counts for nothing, for its slot was given to another. Only the node's own word says it is free."""
+        if is_gone(reply):
+            self.roster.forget(sent.node)
+            self._drop(sent.client, self._probes)
+        elif not is_from_node(reply):
+            if not any(probe.client == sent.client for probe in self._probes.values()):
+                self._question(sent.node, self._probes, sent.client)
+        else:
+            if reply.has_content():
+                self.patience.saw(sent.client, self.now - sent.at)
+            self._free(sent)
+
+    def _probed(self, sent: Sent, reply: FlowerMessage) -> None:
+        """Any word of the node's own will do: a user's app may know no answer to questions."""
+        if is_gone(reply):
+            self.roster.forget(sent.node)
+            self._drop(sent.client, self._late)
+        elif is_from_node(reply):
+            self._free(sent)
+        else:
+            self._question(sent.node, self._probes, sent.client)
+
+    def _free(self, sent: Sent) -> None:
+        """A client that had been given up can be chosen again."""
+        self._drop(sent.client, self._late, self._probes)
+        if self.roster.node_of(sent.client) != sent.node:
+            return
+        if sent.number >= 0:
+            text = f"answer to dispatch {sent.number} came after its deadline"
+            self._ready.append(Lost(sent.client, text, DEADLINE))
+        self._ready.append(Joined(sent.client))
 
     def _give_up(self) -> None:
-        deadline = self.patience.deadline_s
         for number, sent in list(self._open.items()):
-            if self.now - sent.at > deadline and sent.dispatch is not None:
-                self._late[number] = self._open.pop(number)
-                self._ready.append(Left(sent.dispatch.client, f"no answer within {deadline:.0f} s"))
+            deadline = self.patience.deadline_s(sent.client)
+            if self.now - sent.at > deadline:
+                self._late[number] = replace(self._open.pop(number), dispatch=None)
+                self._ready.append(Left(sent.client, f"no answer within {deadline:.0f} s", DEADLINE))
+                self._question(sent.node, self._probes, sent.client)
 
     def _depart(self, client: int, reason: str) -> None:
         """Forget what a departed client had to answer; an answer that comes all the same replies to nothing we wait for."""
-        for box in (self._open, self._late):
-            for number, sent in list(box.items()):
-                if sent.dispatch is not None and sent.dispatch.client == client:
-                    del box[number]
-        self._ready.append(Left(client, reason))
+        self._drop(client, self._open, self._late, self._probes)
+        self._ready.append(Left(client, reason, NODE_GONE))
+
+    def _drop(self, client: int, *boxes: dict[str, Sent]) -> None:
+        for box in boxes:
+            for number in [number for number, sent in box.items() if sent.client == client]:
+                del box[number]
 
     def snapshot(self) -> dict[str, Any]:
-        return {"elapsed": self.now, "slowest": self.patience.slowest_s}
+        return {"elapsed": self.now, "slowest": self.patience.slowest_s, "numbers": self.roster.numbers}
 
     def restore(self, tree: Mapping[str, Any]) -> None:
         """The clock goes on. Messages of the old run answer nothing any more: the server loses what it had open."""
         self._before, self._began = tree["elapsed"], self._clock()
-        self.patience.saw(tree["slowest"])
+        self.patience.slowest_s = dict(tree["slowest"])
+        self.roster.remember(tree["numbers"])
 
 
-def _content(reply: FlowerMessage) -> RecordDict:
-    if not reply.has_content():
-        raise ValueError(_error_text(reply))
-    return reply.content
-
-
-def _is_gone(reply: FlowerMessage) -> bool:
-    return bool(reply.has_error() and reply.error.code == NODE_UNAVAILABLE)
-
-
-def _error_text(reply: FlowerMessage) -> str:
-    error = reply.error
-    said = " ".join((error.reason or "").split())[:200]
-    return f"{MEANINGS.get(error.code, f'error {error.code}')}{': ' + said if said and error.code in (0, 1, 2, 6, 8) else ''}"
+def _refused(client: int, error: Exception) -> Refused:
+    kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+    return Refused(client, one_line(f"the answer cannot be read: {kind}{error}"))

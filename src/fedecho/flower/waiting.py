@@ -6,7 +6,7 @@ from math import isfinite
 
 @dataclass(frozen=True, kw_only=True)
 class Waiting:
-    """In seconds. A deadline is ``slack`` times the slowest answer so far, at least ``least_s``, at most ``timeout_s``."""
+    """In seconds. A client's deadline is ``slack`` times its own slowest answer, at least ``least_s``, at most ``timeout_s``."""
 
     min_nodes: int = 1
     """A run begins when so many clients are there."""
@@ -29,25 +29,25 @@ class Waiting:
 
 
 class Patience:
-    """Learns from the runtimes seen. Before the first answer nothing is known, and the timeout is the deadline."""
+    """Learns each client's runtimes. Of a client never heard from nothing is known, and the timeout is its deadline."""
 
     TTL_FACTOR = 3.0
     """A message past its TTL is lost at the SuperLink without a trace of the node that works on it, so the TTL lies far behind."""
 
     def __init__(self, waiting: Waiting) -> None:
         self.waiting = waiting
-        self.slowest_s = 0.0
+        self.slowest_s: dict[int, float] = {}
 
-    def saw(self, runtime_s: float) -> None:
-        self.slowest_s = max(self.slowest_s, runtime_s)
+    def saw(self, client: int, runtime_s: float) -> None:
+        self.slowest_s[client] = max(self.slowest_s.get(client, 0.0), runtime_s)
 
-    @property
-    def deadline_s(self) -> float:
-        if self.slowest_s == 0.0:
+    def deadline_s(self, client: int) -> float:
+        if client not in self.slowest_s:
             return self.waiting.timeout_s
-        return min(self.waiting.timeout_s, max(self.waiting.least_s, self.waiting.slack * self.slowest_s))
+        return min(self.waiting.timeout_s, max(self.waiting.least_s, self.waiting.slack * self.slowest_s[client]))
 
     @property
     def ttl_s(self) -> float:
         """From the slowest answer, and above the timeout, for what is sent now may be awaited that long."""
-        return self.TTL_FACTOR * max(self.waiting.timeout_s, self.waiting.slack * self.slowest_s, 60.0)
+        slowest = max(self.slowest_s.values(), default=0.0)
+        return self.TTL_FACTOR * max(self.waiting.timeout_s, self.waiting.slack * slowest, 60.0)
