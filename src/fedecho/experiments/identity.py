@@ -77,5 +77,16 @@ def header_of(simulation: Simulation, config: Line | None, execution: Line) -> L
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "num_params": simulation.layout.num_params,
         "num_unlabeled": task.num_unlabeled,
-        "clients": {"examples": [task.num_examples(client) for client in range(task.num_clients)], "classes": classes},
+        "clients": {
+            "examples": [task.num_examples(client) for client in range(task.num_clients)],
+            "classes": classes,
+            **_labels(task),
+        },
     }
+
+
+def _labels(task: Any) -> Line:
+    """Who holds which classes, of a task that says so."""
+    if not hasattr(task, "label_counts"):
+        return {}
+    return {"labels": [{str(k): int(n) for k, n in task.label_counts(c).items()} for c in range(task.num_clients)]}
