@@ -62,6 +62,7 @@ def header_of(simulation: Simulation, config: Line | None, execution: Line) -> L
     return {
         "format": 1,
         "name": simulation.experiment.name,
+        "algorithm": name_of(simulation.experiment.algorithm),
         "config": config,
         "seed": simulation.experiment.seed,
         "num_versions": simulation.experiment.num_versions,
