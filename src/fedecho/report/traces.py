@@ -34,8 +34,8 @@ def _short(value: float) -> float | int | None:
 
 
 def _layout(figure: Figure) -> Json:
-    y: Json = {"title": {"text": figure.y_label}, "automargin": True}
-    x: Json = {"title": {"text": figure.x_label}, "automargin": True}
+    y: Json = {"title": {"text": figure.y_label, "standoff": 12}, "automargin": True}
+    x: Json = {"title": {"text": figure.x_label, "standoff": 8}, "automargin": True}
     heat, spans = _has(figure, Heat), _has(figure, Spans)
     if heat or spans:
         y |= {"autorange": "reversed", "showgrid": False}
