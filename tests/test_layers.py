@@ -15,9 +15,10 @@ ALLOWED: dict[str, set[str]] = {
     "algorithms": {"core", "distill"},
     "tasks": {"core", "data", "models"},
     "simulation": {"core", "learning"},
-    "experiments": {"core", "distill", "learning", "data", "models", "algorithms", "tasks", "simulation"},
+    "tracking": {"core"},
+    "experiments": {"core", "distill", "learning", "data", "models", "algorithms", "tasks", "simulation", "tracking"},
     "report": {"core", "experiments", "simulation"},
-    "cli": {"core", "algorithms", "data", "experiments", "report", "simulation", "tasks"},
+    "cli": {"core", "algorithms", "data", "experiments", "report", "simulation", "tasks", "tracking"},
 }
 
 

@@ -33,12 +33,14 @@ def accuracy_section(methods: list[Method]) -> Section:
             methods,
             lambda run: run.column("time") / virtual[0],
         ),
-        _figure(
-            "real-time", "Accuracy over real time", f"real {real[1]}", methods, lambda run: run.column("real_s") / real[0]
-        ),
+        _figure("real-time", "Accuracy over real time", f"real {real[1]}", methods, lambda run: run.column("real_s") / real[0]),
     ]
     several = any(len(method.runs) > 1 for method in methods)
-    intro = "Lines are means over seeds, as far as all seeds have come; bands span the lowest to the highest seed." if several else ""
+    intro = (
+        "Lines are means over seeds, as far as all seeds have come; bands span the lowest to the highest seed."
+        if several
+        else ""
+    )
     shown = [figure for figure in figures if figure.marks]
     missing = () if shown else ("accuracy: nothing has been evaluated yet",)
     return Section("accuracy", "Accuracy", intro, shown, missing=missing)
@@ -83,5 +85,7 @@ def _state(method: Method) -> str:
     going = [run for run in method.runs if run.summary is None]
     if not going:
         return "finished"
-    told = [f"{run.evaluations[-1]['version'] if run.evaluations else 0}/{run.header.get('num_versions', '?')}" for run in going]
+    told = [
+        f"{run.evaluations[-1]['version'] if run.evaluations else 0}/{run.header.get('num_versions', '?')}" for run in going
+    ]
     return f"not finished: {', '.join(told[:3])}{' …' if len(told) > 3 else ''}"

@@ -12,7 +12,7 @@ ONLY, MOSTLY = 0.9, 0.5
 def classes_section(methods: list[Method]) -> Section:
     known = [method for method in methods if all(run.per_class is not None for run in method.runs)]
     if not known:
-        why = "accuracy by class: these records do not have it (older ones, or a task whose evaluate() gives no accuracy_class_0, …)"
+        why = "accuracy by class: these records do not have it (they are older, or the task's evaluate() gives no accuracy_class_0)"
         return Section("classes", "Classes", missing=[why])
     held = [method for method in known if all(held_by_stragglers(run) is not None for run in method.runs)]
     figures = [_table(known)]
@@ -65,7 +65,9 @@ def _table(methods: list[Method]) -> Figure:
     table = np.full((len(methods), width), np.nan)
     for row, method in enumerate(methods):
         table[row] = np.mean([_last(run) for run in method.runs], axis=0)
-    heat = Heat([str(name) for name in range(width)], [method.label for method in methods], table, "accuracy", width <= 20, high=1.0)
+    heat = Heat(
+        [str(name) for name in range(width)], [method.label for method in methods], table, "accuracy", width <= 20, high=1.0
+    )
     note = "Mean of the last ten evaluations and over seeds."
     height = 170 + 34 * len(methods)
     return Figure("accuracy-by-class", "Accuracy by class", "class", "", [heat], note, wide=True, percent=True, height=height)

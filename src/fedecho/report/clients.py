@@ -1,6 +1,7 @@
 """The clients' side: who trained when, staleness by runtime class, who is heard how often, what was lost or rejected."""
 
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 
@@ -55,7 +56,7 @@ def _staleness(methods: list[Method]) -> Figure | None:
     if not by_class:
         return None
     edges = _bins(max(max(values) for values in by_class.values()))
-    labels = [str(a) if b == a + 1 else f"{a}–{b - 1}" for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    labels = [str(a) if b == a + 1 else f"{a} to {b - 1}" for a, b in pairwise(edges)]
     marks = []
     for place, name in enumerate(_ordered(set(by_class))):
         counts = np.histogram(by_class[name], edges)[0]
@@ -84,7 +85,9 @@ def _participation(methods: list[Method]) -> Figure | None:
     classes = np.array(run.classes or [""] * len(examples))
     kept = np.unique(np.linspace(0, len(examples) - 1, MOST_DOTS).astype(int))
     most = float(max(data.max(), heard.max()))
-    marks: list[Mark] = [Line("in proportion", np.array([0, 100 * most]), np.array([0, most]), "#888888", dash=True, quiet=True)]
+    marks: list[Mark] = [
+        Line("in proportion", np.array([0, 100 * most]), np.array([0, most]), "#888888", dash=True, quiet=True)
+    ]
     for place, name in enumerate(_ordered(set(classes.tolist()))):
         mine = kept[classes[kept] == name]
         text = [f"client {client}: {reported[client]} updates, {examples[client]} examples" for client in mine]

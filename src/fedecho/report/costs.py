@@ -70,7 +70,9 @@ def _memory(methods: list[Method]) -> Table:
             ]
         )
     note = "MB. The process's peak includes the data, PyTorch and, in one process, the clients' training."
-    return Table(("method", "parameters", "most versions alive", "these, MB", "bank of logits, MB", "process's peak, MB"), rows, note)
+    return Table(
+        ("method", "parameters", "most versions alive", "these, MB", "bank of logits, MB", "process's peak, MB"), rows, note
+    )
 
 
 def _megabytes(size: float) -> str:

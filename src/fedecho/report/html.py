@@ -11,7 +11,7 @@ from fedecho.report.traces import figure_json
 from fedecho.version import __version__
 
 
-class MissingExtra(ValueError):
+class MissingExtra(ValueError):  # noqa: N818 (what it says)
     """A package that only an extra brings is not there."""
 
 

@@ -67,7 +67,9 @@ class Reader(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if (self.headers.get("Host") or "").rpartition(":")[0] not in NAMES:
-            self._answer(403, b"only as http://127.0.0.1 or http://localhost\n", "text/plain")  # a name that was made to point here
+            self._answer(
+                403, b"only as http://127.0.0.1 or http://localhost\n", "text/plain"
+            )  # a name that was made to point here
             return
         makers: dict[str, tuple[Callable[[], bytes], str]] = {
             "/": (self.live.page, "text/html; charset=utf-8"),
@@ -82,7 +84,7 @@ class Reader(BaseHTTPRequestHandler):
         except (ValueError, OSError) as error:
             self._answer(503, f"{error}\n".encode(), "text/plain")
 
-    do_HEAD = do_GET
+    do_HEAD = do_GET  # noqa: N815 (the name is the library's)
 
     def _answer(self, status: int, body: bytes, kind: str) -> None:
         tag = f'"{sha256(body).hexdigest()[:20]}"'
@@ -106,6 +108,8 @@ def serve(places: list[Path], port: int) -> ThreadingHTTPServer:
     try:
         server = ThreadingHTTPServer((LOOPBACK, port), reader)
     except OSError as error:
-        raise ValueError(f"cannot serve on port {port} ({error.strerror}): choose another with --port, 0 takes a free one") from None
+        raise ValueError(
+            f"cannot serve on port {port} ({error.strerror}): choose another with --port, 0 takes a free one"
+        ) from None
     server.daemon_threads = True
     return server

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedecho.experiments.identity import is_finished
 from fedecho.experiments.record import RECORD, Line, read_header, read_record
@@ -30,8 +30,8 @@ class Jobs:
     staleness: Ints
 
     @property
-    def accepted(self) -> "np.ndarray[Any, np.dtype[np.bool_]]":
-        return self.status == 0
+    def accepted(self) -> NDArray[np.bool_]:
+        return np.equal(self.status, 0)
 
 
 @dataclass(frozen=True)

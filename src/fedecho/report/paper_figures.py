@@ -90,7 +90,9 @@ def _heat(mark: Heat, figure: Figure, axes: Any) -> None:
     if mark.shown:
         for (row, column), value in np.ndenumerate(mark.z):
             ink = "white" if value < 0.6 * (mark.high or np.nanmax(mark.z)) else "black"
-            axes.text(column, row, f"{100 * value:.0f}" if figure.percent else f"{value:.2g}", ha="center", va="center", color=ink)
+            axes.text(
+                column, row, f"{100 * value:.0f}" if figure.percent else f"{value:.2g}", ha="center", va="center", color=ink
+            )
 
 
 def _spans(mark: Spans, figure: Figure, axes: Any) -> None:

@@ -55,12 +55,12 @@ class LiveProgress:
             return
         self._last_draw[run] = now
         if run not in self._tasks:
-            told = {"state": "", "arrivals": "", "left": "left"}
-            self._tasks[run] = self._bars.add_task(run, total=state.num_versions, completed=state.version, **told)
+            done = state.version
+            self._tasks[run] = self._bars.add_task(
+                run, total=state.num_versions, completed=done, state="", arrivals="", left=""
+            )
         left = "" if state.done else "left"
-        self._bars.update(
-            self._tasks[run], completed=state.version, state=state.text, arrivals=state.arrivals, left=left
-        )
+        self._bars.update(self._tasks[run], completed=state.version, state=state.text, arrivals=state.arrivals, left=left)
 
     def _print_line(self, run: str, state: RunState, now: float) -> None:
         if not state.done and now - self._last_line.setdefault(run, now) < self.LINE_EVERY_S:

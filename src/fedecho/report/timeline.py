@@ -63,9 +63,7 @@ def _by_job(run: RunData, work: Work, slug: str, whose: str) -> Figure:
     classes = run.classes or [""] * run.num_clients
     unit = time_unit(float(work.end.max(initial=0.0)))
     rows = [f"{classes[client]} {client}".strip() for client in order]
-    spans = Spans(
-        rows, row_of[work.client], work.start / unit[0], work.end / unit[0], work.base, work.staleness, work.status
-    )
+    spans = Spans(rows, row_of[work.client], work.start / unit[0], work.end / unit[0], work.base, work.staleness, work.status)
     note = "A bar is a job, from the dispatch to the answer; its color says how many versions it was behind when it came."
     height = 150 + 16 * len(rows)
     return Figure(slug, f"Who trained when: {whose}", f"virtual {unit[1]}", "client", [spans], note, wide=True, height=height)
@@ -94,9 +92,18 @@ def _by_row(run: RunData, work: Work, slug: str, whose: str) -> Figure:
     told["mean staleness"] = np.round(summed / np.maximum(told["accepted"], 1), 1)
     middles = (edges[:-1] + edges[1:]) / 2 / unit[0]
     heat = Heat(middles, [label for label, _ in groups], busy, "share of clients at work", told=told)
-    note = f"{run.num_clients:,} clients, {len(work.client):,} jobs: a row is many clients of one class. Point at a cell for its arrivals."
+    note = (
+        f"{run.num_clients:,} clients, {len(work.client):,} jobs: a row is many of one class; point at a cell for its arrivals."
+    )
     return Figure(
-        slug, f"Who trained when: {whose}", f"virtual {unit[1]}", "clients", [heat], note, wide=True, height=180 + 12 * len(groups)
+        slug,
+        f"Who trained when: {whose}",
+        f"virtual {unit[1]}",
+        "clients",
+        [heat],
+        note,
+        wide=True,
+        height=180 + 12 * len(groups),
     )
 
 

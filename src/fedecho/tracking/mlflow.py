@@ -25,7 +25,9 @@ class MlflowSink:
 
     def log(self, version: int, numbers: Mapping[str, float]) -> None:
         now = int(1000 * time.time())
-        self._client.log_batch(self._run_id, metrics=[self._metric(name, value, now, version) for name, value in numbers.items()])
+        self._client.log_batch(
+            self._run_id, metrics=[self._metric(name, value, now, version) for name, value in numbers.items()]
+        )
 
     def close(self) -> None:
         self._client.set_terminated(self._run_id)

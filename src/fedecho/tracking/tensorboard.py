@@ -11,7 +11,7 @@ class TensorBoardSink:
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer: Any = SummaryWriter(str(folder / "tensorboard"), flush_secs=10)  # type: ignore[no-untyped-call]
+        self._writer: Any = SummaryWriter(str(folder / "tensorboard"), flush_secs=10)
         table = "\n".join(f"| {key} | {value} |" for key, value in flat(config).items())
         self._writer.add_text("config", f"| setting | value |\n|---|---|\n{table}", 0)
 

@@ -6,6 +6,7 @@ A sink may be slow, fail, or wait for a network for ever: the run goes on, and h
 import queue
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from math import isfinite
 from typing import TypeVar
@@ -54,10 +55,8 @@ class Tracker:
             self._say(f"tracking was too slow: {self._dropped} versions were not passed on (the record has them)")
         if not self._thread.is_alive():
             return
-        try:
+        with suppress(queue.Full):
             self._waiting.put(None, timeout=patience_s)
-        except queue.Full:
-            pass
         self._thread.join(patience_s)
         if self._thread.is_alive():
             self._say("tracking is still busy and is left behind; the run itself is complete")
