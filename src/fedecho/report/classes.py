@@ -3,20 +3,19 @@
 import numpy as np
 
 from fedecho.report.load import LAST, RunData
-from fedecho.report.methods import Method
+from fedecho.report.methods import Method, having
 from fedecho.report.spec import Dots, Figure, Floats, Heat, Line, Section
 
 ONLY, MOSTLY = 0.9, 0.5
 
 
 def classes_section(methods: list[Method]) -> Section:
-    known = [method for method in methods if all(run.per_class is not None for run in method.runs)]
+    known, without = having(methods, lambda run: run.per_class is not None)
+    missing = [f"accuracy by class of {without} runs: their records do not have it (see Task.evaluate)"] if without else []
     if not known:
-        why = "accuracy by class: these records do not have it (they are older, or the task's evaluate() gives no accuracy_class_0)"
-        return Section("classes", "Classes", missing=[why])
-    held = [method for method in known if all(held_by_stragglers(run) is not None for run in method.runs)]
+        return Section("classes", "Classes", missing=missing)
+    held, _ = having(known, lambda run: held_by_stragglers(run) is not None)
     figures = [_table(known)]
-    missing = []
     if held:
         lines, found = _straggler_lines(held)
         figures += [*lines, _against_share(held)]

@@ -27,7 +27,7 @@ def _timelines(methods: list[Method]) -> tuple[list[Figure], list[str]]:
     """One for each schedule among the methods' first seeds."""
     drawn: dict[bytes, tuple[RunData, list[str]]] = {}
     for method in methods:
-        run = method.runs[0]
+        run = next((run for run in method.runs if len(run.dispatches.number)), method.runs[0])
         drawn.setdefault(run.schedule, (run, []))[1].append(method.label)
     figures, missing = [], []
     for place, (run, labels) in enumerate(drawn.values()):
@@ -36,7 +36,7 @@ def _timelines(methods: list[Method]) -> tuple[list[Figure], list[str]]:
             break
         found = timeline(run, f"timeline-{place + 1}", f"{', '.join(labels)}, seed {run.seed}")
         if found is None:
-            missing.append(f"the timeline of {run.folder.name}: its record, of an older version, does not say when jobs began")
+            missing.append(f"the timeline of {run.folder.name}: its record does not say when jobs began")
         else:
             figures.append(found)
     return figures, missing

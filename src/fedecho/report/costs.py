@@ -3,19 +3,18 @@
 import numpy as np
 
 from fedecho.report.load import RunData
-from fedecho.report.methods import Method
+from fedecho.report.methods import Method, having
 from fedecho.report.spec import Bars, Figure, Line, Section, Table
 
 SHARES = (("clients", "#3b7dd8"), ("server", "#e07b39"), ("evaluation and record", "#9a9a9a"))
 
 
 def costs_section(methods: list[Method]) -> Section:
-    timed = [method for method in methods if any(_seconds(run) is not None for run in method.runs)]
-    figures, missing = [], []
-    if timed:
-        figures += [_time(timed), *_alive(timed)]
-    else:
-        missing.append("seconds of server and clients: these records, of an older version, do not say where the time went")
+    timed, without = having(methods, lambda run: _seconds(run) is not None)
+    figures = [_time(timed), *_alive(timed)] if timed else []
+    missing = (
+        [f"seconds of server and clients of {without} runs: their records do not say where the time went"] if without else []
+    )
     intro = (
         "Clients: waiting for them, which in one process is their training. Server: admission, the method's step, teachers' "
         "inference and distillation. On a GPU a call returns before its work is done, and the border between the two is blurred."

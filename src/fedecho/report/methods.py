@@ -1,7 +1,8 @@
 """Runs that differ in their seed alone belong together: a method, with a name that tells it from the others."""
 
 import json
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,13 @@ class Method:
         grid = _grid([x for x, _ in found])
         table = np.array([np.interp(grid, x, y) for x, y in found])
         return Line(name, grid, table.mean(axis=0), self.color, table.min(axis=0), table.max(axis=0), dash)
+
+
+def having(methods: list[Method], fits: Callable[[RunData], bool]) -> tuple[list[Method], int]:
+    """The methods with those of their runs that have what is needed, and how many runs have not."""
+    kept = [replace(method, runs=tuple(run for run in method.runs if fits(run))) for method in methods]
+    left = sum(len(method.runs) for method in methods) - sum(len(method.runs) for method in kept)
+    return [method for method in kept if method.runs], left
 
 
 def methods_of(runs: list[RunData]) -> list[Method]:

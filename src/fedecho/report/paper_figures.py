@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedecho.report.html import MissingExtra
-from fedecho.report.spec import Bars, Dots, Figure, Heat, Line, Report, Spans
-
-STALE_MOST = 25.0
+from fedecho.report.spec import STALENESS, Bars, Dots, Figure, Heat, Line, Report, Spans
 
 
 def write_figures(report: Report, folder: Path, told: Callable[[str], None] = lambda text: None) -> list[Path]:
@@ -25,7 +23,7 @@ def write_figures(report: Report, folder: Path, told: Callable[[str], None] = la
     with rc_context({"font.size": 8, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "fedecho"}):
         for figure in report.figures:
             told(figure.slug)
-            size = (7.2, min(9.0, figure.height / 75)) if figure.wide else (3.6, 2.5)
+            size = (7.2, min(9.0, figure.height / 110)) if figure.wide else (3.6, 2.5)
             drawing = Drawing(figsize=size, layout="constrained")
             FigureCanvasAgg(drawing)
             draw(figure, drawing.add_subplot())
@@ -49,7 +47,8 @@ def draw(figure: Figure, axes: Any) -> None:
             drawn[type(mark)](mark, figure, axes)
     if bars:
         _bars(bars, figure, axes)
-    axes.set(title=figure.title, xlabel=figure.x_label, ylabel=figure.y_label)
+    axes.set(xlabel=figure.x_label, ylabel=figure.y_label)
+    axes.set_title(figure.title, fontsize=8, loc="left", pad=14 if any(isinstance(mark, Spans) for mark in figure.marks) else 6)
     if figure.percent and not any(isinstance(mark, Heat) for mark in figure.marks):
         axes.yaxis.set_major_formatter(lambda value, place: f"{100 * value:.0f} %")
     named = [mark for mark in figure.marks if isinstance(mark, Line | Dots | Bars) and not getattr(mark, "quiet", False)]
@@ -75,7 +74,8 @@ def _bars(marks: list[Bars], figure: Figure, axes: Any) -> None:
         left = places if figure.stacked else places - 0.4 + (number + 0.5) * width
         axes.bar(left, mark.y, width, bottom=floor if figure.stacked else None, color=mark.color, label=mark.name)
         floor = floor + mark.y
-    axes.set_xticks(places, marks[0].x)
+    many = len(places) > 8
+    axes.set_xticks(places, marks[0].x, rotation=60 if many else 0, fontsize=6 if many else 8)
 
 
 def _heat(mark: Heat, figure: Figure, axes: Any) -> None:
@@ -96,15 +96,18 @@ def _heat(mark: Heat, figure: Figure, axes: Any) -> None:
 
 
 def _spans(mark: Spans, figure: Figure, axes: Any) -> None:
-    from matplotlib import colormaps
-
-    accepted = np.array([status == "accepted" for status in mark.status])
-    shade = colormaps["viridis_r"](np.minimum(mark.staleness / STALE_MOST, 1.0))
-    shade[~accepted] = (0.6, 0.6, 0.6, 0.7)
-    axes.hlines(mark.row, mark.start, mark.end, colors=shade, linewidth=2.5)
-    for status, ink in (("lost", "0.4"), ("rejected", "red")):
-        mine = np.array([found == status for found in mark.status])
+    status = np.array(mark.status)
+    for low, high, color in STALENESS:
+        behind = (mark.staleness >= low) & (mark.staleness <= (np.inf if high is None else high))
+        chosen = (status == "accepted") & behind
+        if chosen.any():
+            label = f"stale {low}" if high == low else f"stale {low}+" if high is None else f"stale {low} to {high}"
+            axes.hlines(mark.row[chosen], mark.start[chosen], mark.end[chosen], colors=color, linewidth=3, label=label)
+    for name, ink, ending in (("at work", "0.75", ""), ("lost", "0.5", "x"), ("rejected", "red", "x")):
+        mine = status == name
         if mine.any():
-            axes.plot(mark.end[mine], mark.row[mine], "x", color=ink, markersize=3, label=status)
+            axes.hlines(mark.row[mine], mark.start[mine], mark.end[mine], colors=ink, linewidth=1, label=name)
+            axes.plot(mark.end[mine], mark.row[mine], color=ink, marker=ending, markersize=3, linestyle="")
+    axes.legend(frameon=False, fontsize=6, ncols=9, loc="lower right", bbox_to_anchor=(1, 1), borderpad=0)
     axes.set_yticks(range(len(mark.rows)), mark.rows, fontsize=6)
     axes.set_ylim(len(mark.rows) - 0.4, -0.6)

@@ -13,6 +13,16 @@ CLASS_COLORS = {"short": "#2a9d8f", "medium": "#e0a030", "long": "#d1495b"}
 PALETTE = ("#3b7dd8", "#e07b39", "#1f9e77", "#b4529e", "#8a6d3b", "#d1495b", "#5a9bd5", "#7a7a7a")
 """Told apart by most eyes, on white and on black."""
 
+STALENESS = (
+    (0, 0, "#2a9d8f"),
+    (1, 2, "#6fb06a"),
+    (3, 5, "#b9b03c"),
+    (6, 10, "#e39a35"),
+    (11, 20, "#d96a3a"),
+    (21, None, "#b83a5e"),
+)
+"""From and to how many versions behind (None: any more), and the color of such jobs."""
+
 
 def color_of(name: str, place: int) -> str:
     """Runtime classes keep their colors from report to report; methods take theirs by place."""

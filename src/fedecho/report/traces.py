@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from fedecho.report.spec import Bars, Dots, Figure, Floats, Heat, Line, Mark, Spans
+from fedecho.report.spec import STALENESS, Bars, Dots, Figure, Floats, Heat, Line, Mark, Spans
 
 Json = dict[str, Any]
 DIGITS = 5
@@ -41,7 +41,7 @@ def _layout(figure: Figure) -> Json:
         y |= {"autorange": "reversed", "showgrid": False}
         x |= {"showgrid": not heat}
     elif figure.percent:
-        y["tickformat"] = ".0%"
+        y["tickformat"] = ".2~%"
     if heat and not _has(figure, Spans):
         y["type"] = "category"
         first = next(mark for mark in figure.marks if isinstance(mark, Heat))
@@ -115,4 +115,5 @@ def _heat(mark: Heat, figure: Figure) -> list[Json]:
 def _spans(mark: Spans) -> Json:
     columns: dict[str, Floats | Any] = {"row": mark.row, "start": mark.start, "end": mark.end}
     columns |= {"base": mark.base, "staleness": mark.staleness}
-    return {"rows": list(mark.rows), "status": list(mark.status)} | {name: numbers(values) for name, values in columns.items()}
+    plain = {"rows": list(mark.rows), "status": list(mark.status), "bins": STALENESS}
+    return plain | {name: numbers(values) for name, values in columns.items()}

@@ -1,5 +1,6 @@
-"""MLflow. MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME say where; by default it is a place of its own in this folder."""
+"""MLflow. MLFLOW_TRACKING_URI says where (by default MLflow's own file here), MLFLOW_EXPERIMENT_NAME under which name."""
 
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,11 +16,13 @@ class MlflowSink:
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         from mlflow import MlflowClient
         from mlflow.entities import Metric, Param
-        from mlflow.tracking.fluent import _get_experiment_id
 
         self._client: Any = MlflowClient()
         self._metric = Metric
-        self._run_id = self._client.create_run(_get_experiment_id(), run_name=folder.name).info.run_id
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "fedecho")
+        known = self._client.get_experiment_by_name(name)
+        experiment = known.experiment_id if known else self._client.create_experiment(name)
+        self._run_id = self._client.create_run(experiment, run_name=folder.name).info.run_id
         params = [Param(key, str(value)) for key, value in flat(config).items()][:MOST_PARAMS]
         self._client.log_batch(self._run_id, params=params)
 

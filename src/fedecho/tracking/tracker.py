@@ -16,7 +16,7 @@ from fedecho.tracking.sink import Sink
 
 ROOM = 10_000
 """Versions that may wait for a slow sink; what comes on top is dropped, the record has it all."""
-PATIENCE_S = 5.0
+PATIENCE_S = 15.0
 
 Numbers = dict[str, float]
 T = TypeVar("T")

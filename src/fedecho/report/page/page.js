@@ -3,7 +3,6 @@
   const root = document.documentElement;
   const narrow = () => window.innerWidth < 600;
   let figures = JSON.parse(document.getElementById("report").textContent);
-  const STALE = [[0, 0, "#2a9d8f"], [1, 2, "#6fb06a"], [3, 5, "#b9b03c"], [6, 10, "#e39a35"], [11, 20, "#d96a3a"], [21, Infinity, "#b83a5e"]];
 
   const preferred = window.matchMedia("(prefers-color-scheme: dark)");
   const setTheme = (dark) => { root.dataset.theme = dark ? "dark" : "light"; };
@@ -25,10 +24,10 @@
     };
   }
 
-  function named(low, high) { return high === Infinity ? `stale ${low}+` : low === high ? `stale ${low}` : `stale ${low}–${high}`; }
+  function named(low, high) { return high === null ? `stale ${low}+` : low === high ? `stale ${low}` : `stale ${low}–${high}`; }
 
   function spanTraces(spans) {
-    const kinds = STALE.map(([low, high, color]) => ({ name: named(low, high), color, dash: "solid", fits: (s, k) => s === "accepted" && k >= low && k <= high }));
+    const kinds = spans.bins.map(([low, high, color]) => ({ name: named(low, high), color, dash: "solid", fits: (s, k) => s === "accepted" && k >= low && (high === null || k <= high) }));
     kinds.push({ name: "lost", color: "#888888", dash: "dot", end: "x", fits: (s) => s === "lost" });
     kinds.push({ name: "rejected", color: "#d00000", dash: "solid", end: "x", fits: (s) => s === "rejected" });
     kinds.push({ name: "at work", color: "#7f9fc8", dash: "dot", fits: (s) => s === "at work" });
