@@ -44,7 +44,8 @@ def make_run(
     classes = [runtimes.class_of(client) for client in range(num_clients)]
     header = {
         "format": 1, "name": "made-up", "algorithm": method, "seed": seed, "num_versions": num_versions,
-        "config": {"name": "made-up", "seed": seed, "algorithm": {"name": method}}, "execution": {"executor": "serial", "workers": 1},
+        "config": {"name": "made-up", "seed": seed, "algorithm": {"name": method}},
+        "execution": {"executor": "serial", "workers": 1},
         "software": {"fedecho": "0", "python": "3", "torch": "2", "numpy": "2", "platform": "none"}, "command": "made up",
         "started": "", "num_params": 11_000_000, "clients": {"examples": sizes, "classes": classes, "labels": labels},
     }  # fmt: skip
@@ -125,9 +126,8 @@ def main() -> None:
         for name, told in (("many", "500 versions, 50 clients, 5 methods, 3 seeds"), ("wide", "10,000 clients, 500 versions")):
             page = root / f"{name}.html"
             seconds = min(timed(root / name, page) for _ in range(2))
-            print(
-                f"{told}: {seconds:.1f} s (at most {LIMIT_S:.0f}), {page.stat().st_size / 1e6:.2f} MB (below {LIMIT_BYTES / 1e6:.0f})"
-            )
+            size = page.stat().st_size
+            print(f"{told}: {seconds:.1f} s (at most {LIMIT_S:.0f}), {size / 1e6:.2f} MB (below {LIMIT_BYTES / 1e6:.0f})")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ class MissingExtra(ValueError):  # noqa: N818 (what it says)
 
 def page(report: Report, *, live: bool = False) -> str:
     """The whole document. A live page asks its server for ``report.json`` and draws itself anew."""
-    data = json.dumps(figures_json(report), separators=(",", ":"), ensure_ascii=False).replace("</", "<\\/")
+    data = json.dumps(figures_json(report), separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
     nav = "".join(f'<a href="#{section.slug}">{escape(section.title)}</a>' for section in report.sections)
     parts = {
         "title": escape(f"FedEcho: {report.title}"),

@@ -1,6 +1,10 @@
-"""Figures as the JSON that plotly.js draws. Colors of paper and ink are the page's and are set there."""
+"""Figures as the JSON that plotly.js draws. Colors of paper and ink are the page's and are set there.
+
+plotly.js reads a little HTML in names, so they are escaped.
+"""
 
 from collections.abc import Callable
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -64,7 +68,7 @@ def _line(mark: Line, figure: Figure) -> list[Json]:
     shared: Json = {"x": x, "type": "scatter", "mode": "lines", "legendgroup": mark.name}
     hover = "%{y:.1%}" if figure.percent else "%{y:.4~g}"
     stroke: Json = {"color": mark.color, "width": 1 if mark.quiet else 2, "dash": "dash" if mark.dash else "solid"}
-    main = shared | {"name": mark.name, "y": numbers(mark.y), "line": stroke, "hovertemplate": hover}
+    main = shared | {"name": escape(mark.name), "y": numbers(mark.y), "line": stroke, "hovertemplate": hover}
     if mark.quiet:
         main |= {"showlegend": False, "hoverinfo": "skip", "hovertemplate": None}
     if mark.low is None or mark.high is None:
@@ -83,13 +87,19 @@ def _faint(color: str) -> str:
 def _dots(mark: Dots, figure: Figure) -> list[Json]:
     marker = {"color": mark.color, "size": 8, "opacity": 0.75}
     hover = "%{text}<br>%{x:.3~g}, " + ("%{y:.1%}" if figure.percent else "%{y:.4~g}")
-    trace = {"type": "scatter", "mode": "markers", "name": mark.name, "x": numbers(mark.x), "y": numbers(mark.y)}
-    return [trace | {"marker": marker, "text": list(mark.text), "hovertemplate": hover}]
+    trace = {"type": "scatter", "mode": "markers", "name": escape(mark.name), "x": numbers(mark.x), "y": numbers(mark.y)}
+    return [trace | {"marker": marker, "text": [escape(text) for text in mark.text], "hovertemplate": hover}]
 
 
 def _bars(mark: Bars, figure: Figure) -> list[Json]:
     hover = "%{x}: " + ("%{y:.1%}" if figure.percent else "%{y:.4~g}")
-    trace = {"type": "bar", "name": mark.name, "x": list(mark.x), "y": numbers(mark.y), "marker": {"color": mark.color}}
+    trace = {
+        "type": "bar",
+        "name": escape(mark.name),
+        "x": [escape(label) for label in mark.x],
+        "y": numbers(mark.y),
+        "marker": {"color": mark.color},
+    }
     return [trace | {"hovertemplate": hover}]
 
 
@@ -100,7 +110,7 @@ def _heat(mark: Heat, figure: Figure) -> list[Json]:
     if figure.percent:
         bar["tickformat"] = ".0%"
     x = numbers(mark.x) if isinstance(mark.x, np.ndarray) else list(mark.x)
-    trace: Json = {"type": "heatmap", "x": x, "y": list(mark.y), "z": numbers(mark.z), "colorbar": bar}
+    trace: Json = {"type": "heatmap", "x": x, "y": [escape(label) for label in mark.y], "z": numbers(mark.z), "colorbar": bar}
     trace |= {"colorscale": "Viridis", "zmin": 0, "hoverongaps": False, "xgap": 1 if mark.shown else 0, "ygap": 1}
     if mark.high is not None:
         trace["zmax"] = mark.high
@@ -115,5 +125,5 @@ def _heat(mark: Heat, figure: Figure) -> list[Json]:
 def _spans(mark: Spans) -> Json:
     columns: dict[str, Floats | Any] = {"row": mark.row, "start": mark.start, "end": mark.end}
     columns |= {"base": mark.base, "staleness": mark.staleness}
-    plain = {"rows": list(mark.rows), "status": list(mark.status), "bins": STALENESS}
+    plain = {"rows": [escape(label) for label in mark.rows], "status": list(mark.status), "bins": STALENESS}
     return plain | {name: numbers(values) for name, values in columns.items()}
