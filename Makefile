@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 COVERED := src/fedecho/core/*,src/fedecho/algorithms/*,src/fedecho/distill/*,src/fedecho/simulation/*
 
-.PHONY: demo test lint install format bench clean
+.PHONY: demo test lint install format docs bench clean
 
 demo: $(STAMP)  ## FedBuff, FADAS and FedEcho on the embedded digits, three seeds, then a table
 	$(BIN)/fedecho compare digits --algorithms fedbuff,fadas,fedecho --seeds 0,1,2 --out runs/demo
@@ -24,8 +24,13 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: $(STAMP)  ## what the simulator costs beside a bare training loop
+docs: $(STAMP)  ## the site, into site/; every warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+bench: $(STAMP)  ## what the simulator costs beside a bare training loop, what logging costs, how long a report takes
 	$(BIN)/python -m benchmarks.overhead
+	$(BIN)/python -m benchmarks.logging_cost
+	$(BIN)/python -m benchmarks.report_time
 
 install: $(STAMP)
 

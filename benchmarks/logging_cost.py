@@ -1,71 +1,110 @@
-"""What it costs to write everything down: a digits run that records, times itself and tracks, beside one that does none of it.
+"""What it costs to write everything down, as a share of the CPU time of one digits run.
 
     python -m benchmarks.logging_cost
 
-Both runs do the same learning and the same evaluations in one process, in turns, and the medians are compared.
+First inside one run: the CPU time of every call that records, follows or tracks, and of the sink's own thread, beside that of
+all the rest. Then, as a check, whole runs in turns with one that writes nothing. CPU time, because other processes of a busy
+machine take wall time from whoever is running.
 """
 
 import argparse
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
+from typing import Any
+from unittest.mock import patch
 
 import torch
 
 from fedecho import Experiment, load, simulate
 from fedecho.core.drive import drive
 from fedecho.experiments.build import assembled, one_thread
+from fedecho.experiments.record import Record
 from fedecho.experiments.state import Following, RunState
-from fedecho.tracking import tracked
+from fedecho.experiments.stopwatch import TimedTransport
+from fedecho.tracking import Tracker, tracked
 
 LIMIT = 1.02
 
 
-def bare(experiment: Experiment) -> float:
+class Spent:
+    """CPU seconds of the calls around which it was put, each in its own thread."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def around(self, cls: type[Any], name: str) -> Any:
+        work: Callable[..., Any] = getattr(cls, name)
+
+        def timed(*arguments: Any, **options: Any) -> Any:
+            began = time.thread_time()
+            try:
+                return work(*arguments, **options)
+            finally:
+                self.seconds += time.thread_time() - began
+
+        return patch.object(cls, name, timed)
+
+
+def bare(experiment: Experiment) -> None:
     """The run and its evaluations; nothing is written anywhere."""
-    began = time.perf_counter()
     with one_thread(), assembled(experiment) as simulation:
 
-        def watch(moment: object) -> None:
-            step = moment.step
-            if step is not None and step.model.version % experiment.eval_every == 0:
+        def watch(moment: Any) -> None:
+            if moment.step is not None and moment.step.model.version % experiment.eval_every == 0:
                 simulation.evaluate()
 
         drive(simulation.server, simulation.transport, num_versions=experiment.num_versions, watch=watch)
-    return time.perf_counter() - began
 
 
-def logged(experiment: Experiment, sinks: tuple[str, ...]) -> float:
-    """The record, the checkpoint at its usual pace, the progress' state and the sinks."""
+def logged(experiment: Experiment, sinks: tuple[str, ...]) -> None:
+    """The record, the state for the progress display, and the sinks."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         with tracked(sinks, out) as tracker:
             follow = Following(out, RunState(experiment.num_versions), lambda state: None)
 
-            def watch(moment: object, scores: object) -> None:
+            def watch(moment: Any, scores: Any) -> None:
                 tracker(moment, scores)
                 follow(moment, scores)
 
-            began = time.perf_counter()
             simulate(experiment, out=out, watch=watch)
-            return time.perf_counter() - began
+
+
+def cpu_seconds(work: Callable[[], None]) -> float:
+    began = time.process_time()
+    work()
+    return time.process_time() - began
+
+
+def inside(experiment: Experiment, sinks: tuple[str, ...]) -> float:
+    spent = Spent()
+    parts = [(Record, name) for name in ("moment", "evaluation", "sync", "lines")]
+    parts += [(Tracker, "__call__"), (Tracker, "_work"), (Following, "__call__"), (TimedTransport, "served")]
+    patches = [spent.around(cls, name) for cls, name in parts]
+    for one in patches:
+        one.start()
+    total = cpu_seconds(lambda: logged(experiment, sinks))
+    for one in patches:
+        one.stop()
+    return total / (total - spent.seconds)
 
 
 def main() -> None:
     torch.set_num_threads(1)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--repeats", type=int, default=5)
     repeats = parser.parse_args().repeats
     experiment = load("digits", algorithm="fedecho")
-    bare(experiment), logged(experiment, ("tensorboard",))
-    times = [(bare(experiment), logged(experiment, ()), logged(experiment, ("tensorboard",))) for _ in range(repeats)]
-    nothing, record, board = (median(column) for column in zip(*times, strict=True))
-    fastest = [min(column) for column in zip(*times, strict=True)]
-    print(f"digits, FedEcho, {experiment.num_versions} versions, {repeats} times in turns; medians (fastest in brackets)")
-    print(f"  nothing written {nothing:.2f} s ({fastest[0]:.2f})")
-    for name, spent, best in (("record", record, fastest[1]), ("record and TensorBoard", board, fastest[2])):
-        print(f"  {name} {spent:.2f} s: ratio {spent / nothing:.3f} ({best / fastest[0]:.3f}), at most {LIMIT}")
+    logged(load("digits", versions=2), ("tensorboard",))  # imports
+    for sinks in ((), ("tensorboard",)):
+        ratio = median(inside(experiment, sinks) for _ in range(3))
+        print(f"inside one run, {' and '.join(('record', *sinks))}: ratio {ratio:.4f}, at most {LIMIT}")
+    pairs = [(cpu_seconds(lambda: bare(experiment)), cpu_seconds(lambda: logged(experiment, ()))) for _ in range(repeats)]
+    ratios = sorted(ours / nothing for nothing, ours in pairs)
+    print(f"whole runs in turns, record beside nothing: ratio {median(ratios):.3f} (from {ratios[0]:.3f} to {ratios[-1]:.3f})")
 
 
 if __name__ == "__main__":

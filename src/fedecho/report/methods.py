@@ -81,10 +81,11 @@ def _seedless(tree: Any) -> Any:
 
 def _labels(firsts: list[RunData]) -> list[str]:
     """The method's name; where two have the same, with the settings in which they differ."""
-    names = [run.algorithm for run in firsts]
+    several = len({run.header.get("name") for run in firsts}) > 1
+    names = [f"{run.algorithm}, {run.header.get('name')}" if several else run.algorithm for run in firsts]
     labels = []
     for run, name in zip(firsts, names, strict=True):
-        others = [other for other in firsts if other is not run and other.algorithm == name]
+        others = [other for other, other_name in zip(firsts, names, strict=True) if other is not run and other_name == name]
         differs = _differing(run, others)
         labels.append(f"{name} ({', '.join(differs[:2])})" if differs else name)
     if len(set(labels)) < len(labels):

@@ -20,7 +20,15 @@ def write_figures(report: Report, folder: Path, told: Callable[[str], None] = la
         raise MissingExtra("--figures needs matplotlib: pip install 'fedecho[report]'") from None
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    with rc_context({"font.size": 8, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "fedecho"}):
+    with rc_context(
+        {
+            "font.size": 8,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "svg.hashsalt": "fedecho",
+            "svg.fonttype": "none",
+        }
+    ):
         for figure in report.figures:
             told(figure.slug)
             size = (7.2, min(9.0, figure.height / 110)) if figure.wide else (3.6, 2.5)

@@ -63,7 +63,10 @@
       layout = { ...layout, yaxis: { ...layout.yaxis, tickvals: spans.rows.map((_, i) => i), ticktext: spans.rows, range: [spans.rows.length - 0.4, -0.6], autorange: false } };
     }
     const sideBar = traces.some((trace) => trace.type === "heatmap");
-    if (sideBar && narrow()) { traces = traces.map((trace) => ({ ...trace, texttemplate: undefined, colorbar: { ...trace.colorbar, title: { text: "" }, thickness: 8 } })); }
+    if (sideBar && narrow()) {
+      const short = (label) => (label.length > 16 ? `${label.slice(0, 15)}…` : label);
+      layout = { ...layout, yaxis: { ...layout.yaxis, tickvals: traces[0].y, ticktext: traces[0].y.map(short) } };
+      traces = traces.map((trace) => ({ ...trace, texttemplate: undefined, colorbar: { ...trace.colorbar, title: { text: "" }, thickness: 8 } })); }
     const named = traces.filter((trace) => trace.name && trace.showlegend !== false);
     return [traces, styled({ ...layout, showlegend: named.length > 0 && !sideBar }, sideBar)];
   }
