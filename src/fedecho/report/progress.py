@@ -20,6 +20,7 @@ class LiveProgress:
     def __init__(self, console: Console, *, silent: bool = False) -> None:
         self._console = console
         self._silent = silent
+        self._drawn = False
         self._tasks: dict[str, TaskID] = {}
         self._last_line: dict[str, float] = {}
         self._last_draw: dict[str, float] = {}
@@ -37,12 +38,14 @@ class LiveProgress:
         )
 
     def __enter__(self) -> "LiveProgress":
-        if self._console.is_terminal and not self._silent:
+        self._drawn = self._console.is_terminal and not self._silent
+        if self._drawn:
             self._bars.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._bars.stop()
+        if self._drawn:  # bars that never began would still end their line
+            self._bars.stop()
 
     def update(self, run: str, state: RunState) -> None:
         if self._silent:
