@@ -1,6 +1,10 @@
 """``fedecho watch``: on loopback alone, read only, and up to date."""
 
 import json
+import re
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.client import HTTPConnection, HTTPResponse
@@ -76,6 +80,17 @@ def test_nothing_else_can_be_read_and_nothing_can_be_done(port: int, folder: Pat
 def test_another_name_for_this_machine_is_refused(port: int) -> None:
     assert ask(port, "/", Host="evil.example:80")[0].status == 403
     assert ask(port, "/", Host=f"localhost:{port}")[0].status == 200
+
+
+def test_the_command_serves_until_ctrl_c(folder: Path) -> None:
+    command = [sys.executable, "-m", "fedecho.cli", "watch", str(folder), "--port", "0"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    said = process.stderr.readline()
+    assert ask(int(re.search(r"127\.0\.0\.1:(\d+)/", said)[1]), "/report.json")[0].status == 200
+    process.send_signal(signal.SIGINT)
+    _, rest = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert rest == "no longer watching; the runs go on\n"
 
 
 def test_a_port_in_use_is_said_with_the_fix(port: int, folder: Path) -> None:

@@ -1,6 +1,7 @@
 """The page: one file that needs nothing from anywhere, with plotly.js inside."""
 
 import json
+import re
 import time
 from html import escape
 from importlib.resources import files
@@ -31,10 +32,9 @@ def page(report: Report, *, live: bool = False) -> str:
         "plotly": plotly_js(),
         "data": data,
     }
-    text = _part("page.html")
-    for name, value in parts.items():  # plotly.js has braces of its own, so no format string
-        text = text.replace("{{" + name + "}}", value, 1)
-    return text
+    return re.sub(
+        r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _part("page.html")
+    )  # once: parts may have braces of their own
 
 
 def subtitle(report: Report) -> str:

@@ -90,10 +90,13 @@
   document.getElementById("theme").addEventListener("click", () => { setTheme(root.dataset.theme !== "dark"); draw(); });
   preferred.addEventListener("change", (event) => { setTheme(event.matches); draw(); });
   let before = null;
+  /* Paper is white and narrower than a screen. Only colors and the width are changed: margins would be found too late. */
   window.addEventListener("beforeprint", () => {
     before = root.dataset.theme;
     setTheme(false);
-    figures.forEach((figure) => Plotly.relayout(figure.slug, { ...styled(figure.layout), width: 700, "yaxis.range": undefined }));
+    const [line, grid] = [ink("--line"), ink("--grid")];
+    const colors = { "font.color": ink("--ink"), "xaxis.gridcolor": grid, "yaxis.gridcolor": grid, "xaxis.linecolor": line, "yaxis.linecolor": line, "xaxis.zerolinecolor": grid, "yaxis.zerolinecolor": grid };
+    figures.forEach((figure) => Plotly.relayout(figure.slug, { ...colors, width: 700 }));
   });
   window.addEventListener("afterprint", () => {
     setTheme(before === "dark");
