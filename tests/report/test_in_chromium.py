@@ -107,6 +107,9 @@ def test_the_mouse_the_legend_and_the_switch_are_answered(browser: Any, written:
     before = tab.evaluate(shown)
     plot.locator(".legendtoggle").first.click()
     until(tab, f"{shown} < {before}")
+    buttons = tab.evaluate("[...document.querySelectorAll('#accuracy-over-versions .modebar-btn')].map((b) => b.dataset.title)")
+    assert "Download plot" in buttons
+    assert not [title for title in buttons if "hare" in title or "loud" in title], "figures stay where they are"
     timeline = tab.locator("#timeline-1")
     timeline.scroll_into_view_if_needed()
     assert timeline.locator(".legendtoggle").count() > 2

@@ -11,6 +11,12 @@ from fedecho.report.spec import Figure, Report, Section, Table
 from fedecho.report.traces import figure_json
 from fedecho.version import __version__
 
+POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; connect-src 'self'; "
+    "form-action 'none'; base-uri 'none'"
+)
+"""The browser itself sees to it that the page asks nobody but, when it is live, its own server."""
+
 
 class MissingExtra(ValueError):  # noqa: N818 (what it says)
     """A package that only an extra brings is not there."""
@@ -21,6 +27,7 @@ def page(report: Report, *, live: bool = False) -> str:
     data = json.dumps(figures_json(report), separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
     nav = "".join(f'<a href="#{section.slug}">{escape(section.title)}</a>' for section in report.sections)
     parts = {
+        "policy": POLICY,
         "title": escape(f"FedEcho: {report.title}"),
         "heading": escape(report.title),
         "subtitle": subtitle(report),

@@ -11,13 +11,12 @@ from pathlib import Path
 from fedecho.experiments.record import RECORD
 from fedecho.experiments.summary import SUMMARY
 from fedecho.report.book import report_of
-from fedecho.report.html import figures_json, page, subtitle, tables_html
+from fedecho.report.html import POLICY, figures_json, page, subtitle, tables_html
 from fedecho.report.load import find_runs
 from fedecho.report.spec import Report
 
 LOOPBACK = "127.0.0.1"
 NAMES = {LOOPBACK, "localhost"}
-POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; connect-src 'self'"
 
 
 class LiveReport:

@@ -20,6 +20,7 @@
       margin: { l: 50, r: 12, t: 8, b: 40 },
       legend: { orientation: "h", x: 0, y: 1, xanchor: "left", yanchor: "bottom", ...(layout.legend || {}) },
       hoverlabel: { bgcolor: ink("--card"), bordercolor: ink("--line"), font: { color: ink("--ink") } },
+      modebar: { bgcolor: "rgba(0,0,0,0)", color: ink("--soft"), activecolor: ink("--accent") },
       dragmode: narrow() ? false : "zoom", bargap: 0.2, uirevision: "kept",
     };
   }
@@ -71,8 +72,11 @@
     return [traces, styled({ ...layout, showlegend: named.length > 0 && !sideBar }, sideBar)];
   }
 
-  const config = { responsive: true, displaylogo: false, displayModeBar: "hover", modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d"],
-    toImageButtonOptions: { format: "svg", filename: "fedecho" } };
+  /* The buttons are named one by one: by default plotly offers to send the chart to its makers. */
+  const config = {
+    responsive: true, displaylogo: false, displayModeBar: "hover", showSendToCloud: false, plotlyServerURL: "",
+    modeBarButtons: [["toImage"], ["zoom2d", "pan2d"], ["zoomIn2d", "zoomOut2d", "resetScale2d"]],
+  };
 
   async function draw() {
     let drawn = 0;
