@@ -23,13 +23,14 @@ def time_unit(seconds: float) -> Scale:
 def accuracy_section(methods: list[Method]) -> Section:
     runs = [run for method in methods for run in method.runs]
     virtual = time_unit(max((run.column("time").max(initial=0.0) for run in runs), default=0.0))
+    clock = runs[0].clock if runs else "virtual"
     real = time_unit(max((run.column("real_s").max(initial=0.0) for run in runs), default=0.0))
     figures = [
         _figure("versions", "Accuracy over versions", "version", methods, lambda run: run.column("version")),
         _figure(
             "virtual-time",
-            "Accuracy over virtual time",
-            f"virtual {virtual[1]}",
+            f"Accuracy over {clock} time",
+            f"{clock} {virtual[1]}",
             methods,
             lambda run: run.column("time") / virtual[0],
         ),

@@ -66,6 +66,11 @@ class RunData:
         return str(told or config.get("algorithm", {}).get("name", self.folder.name))
 
     @property
+    def clock(self) -> str:
+        """What ``time`` is: virtual in a simulation; the header of a deployed run may say real."""
+        return str(self.header.get("clock", "virtual"))
+
+    @property
     def examples(self) -> Ints:
         return np.array(self.header.get("clients", {}).get("examples", []), dtype=np.int64)
 

@@ -66,7 +66,9 @@ def _by_job(run: RunData, work: Work, slug: str, whose: str) -> Figure:
     spans = Spans(rows, row_of[work.client], work.start / unit[0], work.end / unit[0], work.base, work.staleness, work.status)
     note = "A bar is a job, from the dispatch to the answer; its color says how many versions it was behind when it came."
     height = 150 + 16 * len(rows)
-    return Figure(slug, f"Who trained when: {whose}", f"virtual {unit[1]}", "client", [spans], note, wide=True, height=height)
+    return Figure(
+        slug, f"Who trained when: {whose}", f"{run.clock} {unit[1]}", "client", [spans], note, wide=True, height=height
+    )
 
 
 def _by_row(run: RunData, work: Work, slug: str, whose: str) -> Figure:
@@ -98,7 +100,7 @@ def _by_row(run: RunData, work: Work, slug: str, whose: str) -> Figure:
     return Figure(
         slug,
         f"Who trained when: {whose}",
-        f"virtual {unit[1]}",
+        f"{run.clock} {unit[1]}",
         "clients",
         [heat],
         note,
