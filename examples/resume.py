@@ -22,12 +22,12 @@ def stop_at(version: int):
 
 
 if __name__ == "__main__":
-    experiment = load("digits", algorithm="fedecho", versions=60)
+    experiment = load("digits", algorithm="fedecho", versions=30, settings=["task.partition.alpha=0.3"])
     whole = simulate(experiment)
     print(f"in one go: {100 * whole.accuracy:.1f} %")
     with tempfile.TemporaryDirectory() as folder:
         try:
-            simulate(experiment, out=Path(folder) / "run", watch=stop_at(25))
+            simulate(experiment, out=Path(folder) / "run", watch=stop_at(12))
         except Interrupted as stopped:
             print(stopped)
         again = resume(Path(folder) / "run")

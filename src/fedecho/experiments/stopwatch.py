@@ -1,6 +1,5 @@
 """What a run's real time goes to: waiting for clients (in one process, their training), or the server's own work."""
 
-import resource
 import sys
 import time
 from collections.abc import Mapping
@@ -54,5 +53,13 @@ class TimedTransport:
 
     def costs(self) -> dict[str, float]:
         """Seconds so far, and the most memory this process has held."""
-        peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT
-        return {name: round(value, 3) for name, value in self.spent().items()} | {"peak_bytes": peak_bytes}
+        return {name: round(value, 3) for name, value in self.spent().items()} | _memory()
+
+
+def _memory() -> dict[str, float]:
+    """Nothing on a system that does not say (Windows)."""
+    try:
+        import resource
+    except ImportError:
+        return {}
+    return {"peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT}
