@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 COVERED := src/fedecho/core/*,src/fedecho/algorithms/*,src/fedecho/distill/*,src/fedecho/simulation/*,src/fedecho/flower/*
 
-.PHONY: demo test network lint install format bench durability audit lock clean
+.PHONY: demo test network lint install format docs bench durability audit lock clean
 
 demo: $(STAMP)  ## FedBuff, FADAS and FedEcho on the embedded digits, three seeds, then a table
 	$(BIN)/fedecho compare digits --algorithms fedbuff,fadas,fedecho --seeds 0,1,2 --out runs/demo
@@ -27,8 +27,13 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: $(STAMP)  ## what the simulator costs beside a bare training loop, and what the persistent worker gains
+docs: $(STAMP)  ## the site, into site/; every warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+bench: $(STAMP)  ## the simulator beside a bare training loop, what logging costs, a report's time, what the persistent worker gains
 	$(BIN)/python -m benchmarks.overhead
+	$(BIN)/python -m benchmarks.logging_cost
+	$(BIN)/python -m benchmarks.report_time
 	$(BIN)/python -m benchmarks.flower_roundtrip
 
 durability: $(STAMP)  ## 200 runs killed, 50 full disks, 100,000 mutated updates, an hour of traffic: some ten minutes

@@ -17,10 +17,11 @@ ALLOWED: dict[str, set[str]] = {
     "algorithms": {"core", "distill", "learning"},
     "tasks": {"core", "data", "models"},
     "simulation": {"core", "learning"},
-    "experiments": {"core", "distill", "learning", "data", "models", "algorithms", "tasks", "simulation"},
+    "tracking": {"core"},
+    "experiments": {"core", "distill", "learning", "data", "models", "algorithms", "tasks", "simulation", "tracking"},
     "flower": {"core", "distill", "learning", "experiments"},
     "report": {"core", "experiments", "simulation"},
-    "cli": {"core", "algorithms", "data", "experiments", "flower", "report", "simulation", "tasks"},
+    "cli": {"core", "algorithms", "data", "experiments", "flower", "report", "simulation", "tasks", "tracking"},
 }
 
 

@@ -1,6 +1,7 @@
 """The command line: ``fedecho --help`` shows it."""
 
 import sys
+from collections.abc import Callable
 from io import TextIOWrapper
 from typing import Annotated
 
@@ -8,14 +9,27 @@ import typer
 
 from fedecho.cli.data import data
 from fedecho.cli.deploy import certificates, join, serve, submit
+from fedecho.cli.look import report, watch
 from fedecho.cli.runs import compare, list_all, resume, run
 from fedecho.cli.tables import cost, table
 from fedecho.version import __version__
 
+TEACHING = """Asynchronous federated learning with uncertainty-aware distillation.
+
+A first quarter of an hour:
+
+`fedecho run digits --out runs/first` — FedEcho on embedded digits, one client in ten 50 times slower
+
+`fedecho report runs/first --open` — one page: curves, who straggled, what the teachers knew
+
+`fedecho compare digits --algorithms fedbuff,fedecho --seeds 0,1` — methods side by side
+
+`fedecho run digits --set local.client_lr=0.1` — any value can be changed; an unknown key suggests the right one
+"""
+EPILOG = "Every command has its own --help. `fedecho --install-completion` teaches your shell the names of everything."
+
 app = typer.Typer(
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    help="Asynchronous federated learning with uncertainty-aware distillation. Start with: fedecho run digits",
+    no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="markdown", help=TEACHING, epilog=EPILOG
 )
 
 
@@ -34,10 +48,17 @@ def options(
     pass
 
 
-app.command("list")(list_all)
-for command in (run, resume, compare, table, cost, certificates, serve, join, submit):
-    app.command()(command)
-app.add_typer(data, name="data")
+app.command("list", rich_help_panel="Run")(list_all)
+PANELS: dict[str, tuple[Callable[..., None], ...]] = {
+    "Run": (run, resume, compare),
+    "Look": (report, watch),
+    "Deploy": (certificates, serve, join, submit),
+    "The paper": (table, cost),
+}
+for panel, commands in PANELS.items():
+    for command in commands:
+        app.command(rich_help_panel=panel)(command)
+app.add_typer(data, name="data", rich_help_panel="The paper")
 
 
 def main() -> None:

@@ -1,5 +1,6 @@
 """What every command shares: the two consoles, errors in one line, options."""
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
+from fedecho.cli.complete import complete_setting, complete_sink, complete_source
 from fedecho.core.checkpoint import CheckpointError
 from fedecho.core.disk import DiskFullError
 from fedecho.data.locate import VARIABLE
@@ -16,14 +18,34 @@ from fedecho.experiments.build import Execution
 from fedecho.experiments.config import ConfigError
 from fedecho.experiments.run import Interrupted
 from fedecho.simulation.executors.pool import WorkerError
+from fedecho.tracking import SINKS
 
 out = Console()
 err = Console(stderr=True)
 
-Source = Annotated[str, typer.Argument(metavar="RECIPE|FILE.toml", help="A recipe (see `fedecho list`) or a TOML file.")]
-Settings = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change any value, e.g. local.client_lr=0.1")
+Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="RECIPE|FILE.toml", help="A recipe (see `fedecho list`) or a TOML file.", autocompletion=complete_source
+    ),
 ]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change any value, e.g. local.client_lr=0.1", autocompletion=complete_setting
+    ),
+]
+Track = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--track",
+        metavar="SINK",
+        help=f"Also send numbers to {', '.join(SINKS)}; may be repeated.",
+        autocompletion=complete_sink,
+    ),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but where the result is, and errors.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, nothing else; for scripts.")]
 Versions = Annotated[int | None, typer.Option("--versions", help="How many global versions to make.")]
 WorkersOption = Annotated[
     int | None, typer.Option("--workers", help="Processes of the pool (2), or clients at once on a GPU (8).")
@@ -73,6 +95,11 @@ def friendly() -> Iterator[None]:
         fail(str(error), 1)
     except OSError as error:
         fail(f"cannot go on: {error}; a run that had begun can be resumed", 2)
+
+
+def print_json(told: Any) -> None:
+    """Plain text without colors, however wide the terminal."""
+    print(json.dumps(told, indent=1))
 
 
 def fail(text: str, code: int) -> NoReturn:

@@ -1,19 +1,25 @@
 """``fedecho list``, ``run``, ``resume`` and ``compare``."""
 
 import os
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from fedecho.algorithms import ALGORITHMS
+from fedecho.cli.complete import complete_algorithm, complete_algorithms, complete_executor
 from fedecho.cli.console import (
+    AsJson,
     CheckpointEvery,
     DataDir,
     Deterministic,
     PrecisionOption,
+    Quiet,
     Settings,
     Source,
+    Track,
     Versions,
     WorkersOption,
     err,
@@ -21,6 +27,7 @@ from fedecho.cli.console import (
     friendly,
     numbers,
     out,
+    print_json,
     say,
     usable,
     use_data_dir,
@@ -30,20 +37,28 @@ from fedecho.experiments.compare import Planned, run_all
 from fedecho.experiments.config import ConfigError, load
 from fedecho.experiments.experiment import Experiment
 from fedecho.experiments.folder import tidy_finished
-from fedecho.experiments.identity import is_finished
+from fedecho.experiments.identity import config_of, is_finished
 from fedecho.experiments.recipes import RECIPES
 from fedecho.experiments.record import RECORD, read_header
 from fedecho.experiments.run import CHECKPOINT_S, simulate
 from fedecho.experiments.run import resume as resume_run
-from fedecho.experiments.state import RunState
+from fedecho.experiments.state import Following, RunState
+from fedecho.experiments.summary import Summary
 from fedecho.report.progress import LiveProgress
 from fedecho.report.tables import comparison
 from fedecho.simulation.runtimes import PROFILES
 from fedecho.tasks import TASKS
+from fedecho.tracking import check_names, tracked
 
 
-def list_all() -> None:
+def list_all(as_json: AsJson = False) -> None:
     """Show the recipes, methods, tasks and runtime profiles."""
+    if as_json:
+        recipes = {name: recipe.summary for name, recipe in RECIPES.items()}
+        tables = {"algorithms": ALGORITHMS, "tasks": TASKS}
+        told = {key: {name: _first_line(cls) for name, cls in table.items()} for key, table in tables.items()}
+        print_json({"recipes": recipes, **told, "profiles": list(PROFILES)})
+        return
     out.print("[bold]recipes[/] (fedecho run NAME)")
     for name, recipe in RECIPES.items():
         out.print(f"  {name:10} {recipe.summary}", soft_wrap=True)
@@ -58,26 +73,40 @@ def list_all() -> None:
 
 def run(
     source: Source,
-    algorithm: Annotated[str | None, typer.Option(help="Another method than the recipe's.")] = None,
+    algorithm: Annotated[
+        str | None, typer.Option(help="Another method than the recipe's.", autocompletion=complete_algorithm)
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="The seed of everything random.")] = None,
     versions: Versions = None,
     settings: Settings = None,
-    executor: Annotated[str, typer.Option("--executor", help="Where clients train: serial, pool or cuda.")] = "serial",
+    executor: Annotated[
+        str,
+        typer.Option("--executor", help="Where clients train: serial, pool or cuda.", autocompletion=complete_executor),
+    ] = "serial",
     workers: WorkersOption = None,
     precision: PrecisionOption = "bf16",
     deterministic: Deterministic = False,
     checkpoint_every: CheckpointEvery = CHECKPOINT_S,
     folder: Annotated[Path | None, typer.Option("--out", help="The run's folder; must not hold a run yet.")] = None,
     data_dir: DataDir = None,
+    track: Track = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Run one experiment and record it in a folder."""
+    """Run one experiment and record it in a folder.
+
+    `fedecho run digits --algorithm fedbuff --out runs/first` takes seconds on a laptop. Ctrl-C stops it and
+    `fedecho resume runs/first` goes on; `fedecho watch runs/first` shows it in a browser meanwhile,
+    `fedecho report runs/first` afterwards.
+    """
     with friendly():
         use_data_dir(data_dir)
+        check_names(track or ())
         experiment = load(source, algorithm=algorithm, seed=seed, versions=versions, settings=settings or ())
         options = execution_options(executor, workers, precision, deterministic) | {"checkpoint_s": checkpoint_every}
         target = folder or _free_folder(experiment, algorithm)
         usable(target)
-        _finish(target, experiment, options)
+        _finish(target, experiment, options, _Manner(tuple(track or ()), quiet, as_json))
 
 
 def resume(
@@ -86,6 +115,9 @@ def resume(
     workers: WorkersOption = None,
     checkpoint_every: CheckpointEvery = CHECKPOINT_S,
     data_dir: DataDir = None,
+    track: Track = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
     """Go on with a run that was stopped or killed; the result is what it would have been."""
     with friendly():
@@ -95,68 +127,115 @@ def resume(
             raise ConfigError(
                 f"{folder} holds a run over a network: it goes on when its app is submitted again (fedecho submit)"
             )
-        if is_finished(folder):
-            tidy_finished(folder, say)
-            out.print(f"{folder} is finished already")
-            return
         options = execution_options(
             executor or before.get("executor", "serial"),
             workers,
             before.get("precision", "bf16"),
             before.get("deterministic", False),
         )
-        _finish(folder, None, options | {"checkpoint_s": checkpoint_every})
+        check_names(track or ())
+        manner = _Manner(tuple(track or ()), quiet, as_json)
+        if is_finished(folder):
+            tidy_finished(folder, say)
+            if as_json:
+                print_json({"folder": str(folder), **asdict(Summary.read(folder))})
+            else:
+                out.print(f"{folder} is finished already")
+            return
+        _finish(folder, None, options | {"checkpoint_s": checkpoint_every}, manner)
 
 
 def compare(
     source: Source,
-    algorithms: Annotated[str, typer.Option(help="Methods, separated by commas.")] = "fedbuff,fadas,fedecho",
+    algorithms: Annotated[
+        str, typer.Option(help="Methods, separated by commas.", autocompletion=complete_algorithms)
+    ] = "fedbuff,fadas,fedecho",
     seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0,1,2",
     versions: Versions = None,
     settings: Settings = None,
     jobs: Annotated[int | None, typer.Option(help="Runs at a time; by default one per core.")] = None,
     folder: Annotated[Path | None, typer.Option("--out", help="Finished runs in it are kept, stopped ones resumed.")] = None,
     data_dir: DataDir = None,
+    track: Track = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Run several methods with several seeds, and show them in one table."""
+    """Run several methods with several seeds, and show them in one table.
+
+    Stop it whenever you like: the same command goes on where it was. `fedecho report FOLDER` makes a page of it.
+    """
     with friendly():
         use_data_dir(data_dir)
+        check_names(track or ())
         target = folder or Path("runs") / f"compare-{Path(source).stem}"
         plan = [
             Planned(
                 f"{algorithm} seed {seed}",
                 load(source, algorithm=algorithm, seed=seed, versions=versions, settings=settings or ()),
                 target / f"{algorithm}-seed{seed}",
+                tuple(track or ()),
             )
             for seed in numbers(seeds, "--seeds")
             for algorithm in _names(algorithms)
         ]
         usable(target)
-        with LiveProgress(err) as progress:
+        with LiveProgress(err, silent=quiet or as_json) as progress:
             summaries = run_all(plan, jobs=_jobs(jobs), see=progress.update)
-        out.print(comparison(summaries, f"{Path(source).stem}: {len(plan)} runs"))
-        out.print(f"the runs are in {target}", soft_wrap=True)
+        if as_json:
+            print_json({"folder": str(target), "runs": [asdict(summary) for summary in summaries]})
+        elif quiet:
+            print(target)
+        else:
+            out.print(comparison(summaries, f"{Path(source).stem}: {len(plan)} runs"))
+            out.print(f"the runs are in {target}; a page of them: fedecho report {target}", soft_wrap=True)
 
 
-def _finish(folder: Path, experiment: Experiment | None, options: dict[str, Any]) -> None:
+@dataclass(frozen=True)
+class _Manner:
+    """How a command talks, and where numbers go beside the record."""
+
+    track: tuple[str, ...]
+    quiet: bool
+    as_json: bool
+
+    @property
+    def silent(self) -> bool:
+        return self.quiet or self.as_json
+
+
+def _finish(folder: Path, experiment: Experiment | None, options: dict[str, Any], manner: _Manner) -> None:
     """Run, or resume where there is no experiment given, with a progress display; then say what came of it."""
-    state = RunState(experiment.num_versions if experiment else read_header(folder)["num_versions"])
+    header = {} if experiment else read_header(folder)
+    state = RunState(experiment.num_versions if experiment else header["num_versions"])
+    config = config_of(experiment) if experiment else header["config"]
+    with LiveProgress(err, silent=manner.silent) as progress, tracked(manner.track, folder, config, say) as tracker:
+        follow = Following(folder, state, partial(progress.update, folder.name))
 
-    def watch(moment: Moment, scores: dict[str, float] | None) -> None:
-        state.see(moment, scores)
-        progress.update(folder.name, state)
+        def watch(moment: Moment, scores: dict[str, float] | None) -> None:
+            tracker(moment, scores)
+            follow(moment, scores)
 
-    with LiveProgress(err) as progress:
         if experiment is not None:
             summary = simulate(experiment, out=folder, watch=watch, say=say, **options).summary
         else:
             summary = resume_run(folder, watch=watch, say=say, **options).summary
+    _say_result(folder, summary, manner)
+
+
+def _say_result(folder: Path, summary: Summary, manner: _Manner) -> None:
+    if manner.as_json:
+        print_json({"folder": str(folder), **asdict(summary)})
+        return
+    if manner.quiet:
+        print(folder)
+        return
     out.print(
         f"accuracy {100 * summary.last10_accuracy:.2f} % (mean of the last 10 evaluations; "
         f"final {100 * summary.final_accuracy:.2f}, best {100 * summary.best_accuracy:.2f})",
         soft_wrap=True,
     )
     out.print(f"{summary.virtual_s / 3600:.2f} virtual hours in {summary.real_s:.1f} s; the run is in {folder}", soft_wrap=True)
+    out.print(f"a page of it: fedecho report {folder}", soft_wrap=True)
 
 
 def _free_folder(experiment: Experiment, algorithm: str | None) -> Path:

@@ -1,6 +1,7 @@
 """``fedecho table`` and ``fedecho cost``."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any
@@ -25,7 +26,6 @@ from fedecho.cli.console import (
     usable,
     use_data_dir,
 )
-from fedecho.core.drive import Moment
 from fedecho.experiments.build import Execution
 from fedecho.experiments.config import ConfigError, load
 from fedecho.experiments.cost import server_cost
@@ -33,7 +33,7 @@ from fedecho.experiments.paper import TABLES as VISION_TABLES
 from fedecho.experiments.paper import Cell, PaperTable
 from fedecho.experiments.paper_text import TABLES as TEXT_TABLES
 from fedecho.experiments.results import CellResult, read_result, run_cell
-from fedecho.experiments.state import RunState
+from fedecho.experiments.state import Following, RunState
 from fedecho.report.paper_tables import as_csv, as_markdown, as_text, lines_of, notes_of
 from fedecho.report.progress import LiveProgress
 
@@ -135,12 +135,8 @@ def _times(paper: PaperTable, results: Path, seeds: tuple[int, ...]) -> dict[str
 def _run(missing: list[Cell], results: Path, runs: Path, options: dict[str, Any], extra: tuple[str, ...]) -> None:
     with LiveProgress(err) as progress:
         for cell in missing:
-            state = RunState(cell.experiment(extra).num_versions)
-
-            def watch(moment: Moment, scores: dict[str, float] | None, cell: Cell = cell, state: RunState = state) -> None:
-                state.see(moment, scores)
-                progress.update(cell.slug, state)
-
+            state, folder = RunState(cell.experiment(extra).num_versions), runs / cell.table / cell.slug
+            watch = Following(folder, state, partial(progress.update, cell.slug))
             run_cell(cell, results=results, runs=runs, options=options, extra=extra, watch=watch, say=say)
 
 

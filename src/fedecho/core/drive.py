@@ -24,12 +24,26 @@ class Transport(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Sent:
+    """A client was given a model."""
+
+    time: float
+    number: int
+    client: int
+    base_version: int
+
+
+@dataclass(frozen=True, slots=True)
 class Moment:
-    """One message and what followed from it: for the record, the progress display and the evaluation."""
+    """One message and what followed from it: for the record, the progress display and the evaluation.
+
+    ``sent`` are the dispatches since the moment before; with the first moment come those that began the run.
+    """
 
     time: float
     receipt: Receipt
     step: Step | None
+    sent: tuple[Sent, ...] = ()
 
 
 def drive(
@@ -44,19 +58,22 @@ def drive(
 
     New clients get x_t before the step (lines 6 and 7 of the paper), or x_{t+1} with ``dispatch_after_step``.
     """
-    _send(server, transport)
+    sent = _send(server, transport)
     while server.model.version < num_versions:
         receipt = server.receive(transport.receive())
         ready = server.ready
         if not (ready and dispatch_after_step):
-            _send(server, transport)
+            sent += _send(server, transport)
         step = server.advance() if ready else None
         if step is not None and step.model.version < num_versions:
-            _send(server, transport)
-        if watch(Moment(transport.now, receipt, step)):
+            sent += _send(server, transport)
+        if watch(Moment(transport.now, receipt, step, sent)):
             return
+        sent = ()
 
 
-def _send(server: Server[Any], transport: Transport) -> None:
-    for dispatch in server.refill():
+def _send(server: Server[Any], transport: Transport) -> tuple[Sent, ...]:
+    dispatches = server.refill()
+    for dispatch in dispatches:
         transport.send(dispatch)
+    return tuple(Sent(transport.now, d.number, d.client, d.model.version) for d in dispatches)

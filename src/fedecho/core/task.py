@@ -43,5 +43,9 @@ class Task(Protocol):
         ...
 
     def evaluate(self, module: nn.Module) -> Mapping[str, float]:
-        """Scores on held-out data; ``accuracy`` (0 to 1) among them. The module is in eval mode."""
+        """Scores on held-out data; ``accuracy`` (0 to 1) among them. The module is in eval mode.
+
+        ``accuracy_class_0``, ``accuracy_class_1``, ... are shown by class in the report, and so is what an optional
+        method ``label_counts(client) -> {class: number of examples}`` says of who holds which.
+        """
         ...

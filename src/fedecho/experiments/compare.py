@@ -15,12 +15,13 @@ from typing import Any
 
 from fedecho.core.drive import Moment
 from fedecho.experiments.experiment import Experiment
-from fedecho.experiments.identity import check_same, is_finished
+from fedecho.experiments.identity import check_same, config_of, is_finished
 from fedecho.experiments.record import RECORD
 from fedecho.experiments.run import Interrupted, simulate
-from fedecho.experiments.state import RunState
+from fedecho.experiments.state import Following, RunState
 from fedecho.experiments.summary import Summary
 from fedecho.simulation.executors.worker import deaf_children
+from fedecho.tracking import tracked
 
 See = Callable[[str, RunState], None]
 NEWS_EVERY_S = 0.2
@@ -33,6 +34,7 @@ class Planned:
     label: str
     experiment: Experiment
     folder: Path
+    track: tuple[str, ...] = ()
 
 
 def run_all(plan: list[Planned], *, jobs: int, see: See) -> list[Summary]:
@@ -91,19 +93,25 @@ def _listen(news: "Queue[Any]", stop: Event) -> None:
 
 
 def _run_one(planned: Planned) -> None:
-    state, told = RunState(planned.experiment.num_versions), 0.0
+    told = 0.0
     if _stop is not None and _stop.is_set():
         raise Interrupted("stopped before it began")
 
-    def watch(moment: Moment, scores: dict[str, float] | None) -> None:
+    def tell(state: RunState) -> None:
         nonlocal told
-        state.see(moment, scores)
         now = time.monotonic()
-        if now - told > NEWS_EVERY_S or state.version == state.num_versions:
+        if now - told > NEWS_EVERY_S or state.done:
             told = now
             if _news is not None:
                 _news.put((planned.label, state))
             if _stop is not None and _stop.is_set():
                 signal.raise_signal(signal.SIGTERM)  # as if it had been asked itself
 
-    simulate(planned.experiment, out=planned.folder, resume=(planned.folder / RECORD).exists(), watch=watch)
+    follow = Following(planned.folder, RunState(planned.experiment.num_versions), tell)
+    with tracked(planned.track, planned.folder, config_of(planned.experiment)) as tracker:
+
+        def watch(moment: Moment, scores: dict[str, float] | None) -> None:
+            tracker(moment, scores)
+            follow(moment, scores)
+
+        simulate(planned.experiment, out=planned.folder, resume=(planned.folder / RECORD).exists(), watch=watch)

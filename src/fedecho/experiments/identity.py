@@ -120,6 +120,7 @@ def header_of(simulation: Simulation, config: Line | None, execution: Line) -> L
     return {
         "format": 1,
         "name": simulation.experiment.name,
+        "algorithm": name_of(simulation.experiment.algorithm),
         "config": config,
         "parts": described(simulation.experiment) if config is None else None,
         "trace_sha256": trace_digest(simulation.experiment),
@@ -132,5 +133,16 @@ def header_of(simulation: Simulation, config: Line | None, execution: Line) -> L
         "num_params": simulation.layout.num_params,
         "num_unlabeled": task.num_unlabeled,
         "notes": notes_of(task),
-        "clients": {"examples": [task.num_examples(client) for client in range(task.num_clients)], "classes": classes},
+        "clients": {
+            "examples": [task.num_examples(client) for client in range(task.num_clients)],
+            "classes": classes,
+            **_labels(task),
+        },
     }
+
+
+def _labels(task: Any) -> Line:
+    """Who holds which classes, of a task that says so."""
+    if not hasattr(task, "label_counts"):
+        return {}
+    return {"labels": [{str(k): int(n) for k, n in task.label_counts(c).items()} for c in range(task.num_clients)]}

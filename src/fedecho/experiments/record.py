@@ -1,7 +1,7 @@
 """``run.jsonl``: what happened, one JSON object a line.
 
-A header, then a line per message of a client, per version and per evaluation. Real time stands in evaluations alone, so the lines
-of the arrivals are the same bytes however the run was computed.
+A header, then a line per dispatch, per message of a client, per version and per evaluation. Real time stands in evaluations alone,
+so the other lines are the same bytes however the run was computed.
 """
 
 import io
@@ -22,6 +22,9 @@ from fedecho.core.server import Receipt
 from fedecho.simulation.runtimes import ClientRuntimes
 
 RECORD = "run.jsonl"
+OF_CLASS = "accuracy_class_"
+"""How the names of a task's scores for single classes begin."""
+
 Line = dict[str, Any]
 
 
@@ -73,11 +76,26 @@ class Record:
 
     def moment(self, moment: Moment) -> None:
         receipt = moment.receipt
+        for sent in moment.sent:
+            own = {"event": "dispatch", "time": _rounded(sent.time), "client": sent.client}
+            self.write(own | {"dispatch": sent.number, "base": sent.base_version})
         self.write(self._arrival(moment.time, receipt))
         if moment.step is not None:
             step = moment.step
             own = {"event": "version", "version": step.model.version, "time": _rounded(moment.time)}
             self.write(_numbers(step.metrics) | own)
+
+    def evaluation(self, version: int, time: float, scores: Mapping[str, float], costs: Line) -> Line:
+        """The scores, those of single classes as one list, and what is measured of the machine; that is new every time."""
+        plain = {name: score for name, score in scores.items() if not name.startswith(OF_CLASS)}
+        line: Line = {"event": "evaluation", "version": version, "time": time, **plain}
+        of_class = [_rounded(score, 4) for name, score in scores.items() if name.startswith(OF_CLASS)]
+        if of_class:
+            line["per_class"] = of_class
+        line |= costs
+        self.write(line)
+        self.flush()
+        return line
 
     def _arrival(self, time: float, receipt: Receipt) -> Line:
         line: Line = {"event": "arrival", "time": _rounded(time), "client": receipt.client, "status": receipt.status}
@@ -169,6 +187,6 @@ def _numbers(metrics: Mapping[str, Any]) -> Line:
     return {key: _rounded(value) for key, value in metrics.items() if isinstance(value, int | float) and isfinite(value)}
 
 
-def _rounded(value: float) -> float:
+def _rounded(value: float, digits: int = 9) -> float:
     """Nine digits: enough to tell any two float32 apart, short enough to read."""
-    return float(f"{value:.9g}")
+    return float(f"{value:.{digits}g}")

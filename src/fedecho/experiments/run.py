@@ -31,6 +31,7 @@ from fedecho.experiments.identity import config_of, header_of, model_digest, nam
 from fedecho.experiments.record import RECORD, Line, Mark, Record, arrivals_digest, read_header
 from fedecho.experiments.signals import stop_signals
 from fedecho.experiments.standstill import Standstill
+from fedecho.experiments.stopwatch import TimedTransport
 from fedecho.experiments.summary import Summary, accuracies, last_scores, staleness
 from fedecho.simulation.executors.worker import refuse_while_importing
 
@@ -122,6 +123,7 @@ class _Run:
         self.watch = watch
         self.stop = stop
         self.config = config_of(simulation.experiment)
+        self.stopwatch = TimedTransport(simulation.transport)
         self.num_moments = 0
         self.real_before = 0.0
         self.save_cost_s = 0.0
@@ -163,7 +165,7 @@ class _Run:
         experiment = self.simulation.experiment
         drive(
             self.simulation.server,
-            self.simulation.transport,
+            self.stopwatch,
             num_versions=experiment.num_versions,
             dispatch_after_step=experiment.dispatch_after_step,
             watch=self._moment,
@@ -175,6 +177,7 @@ class _Run:
         return self._result()
 
     def _moment(self, moment: Moment) -> bool:
+        self.stopwatch.served()
         self.num_moments += 1
         self.record.moment(moment)
         self.standstill.see(moment.receipt)
@@ -196,9 +199,8 @@ class _Run:
         scores = self.simulation.evaluate()
         if "accuracy" not in scores:
             raise ConfigError(f"the task's evaluate() must give an accuracy; it gave {', '.join(scores) or 'nothing'}")
-        real_s = round(self.real_s, 3)
-        self.record.write({"event": "evaluation", "version": version, "time": moment.time, **scores, "real_s": real_s})
-        self.record.flush()
+        costs = self.stopwatch.costs() | {"versions_alive": self.simulation.server.versions.num_alive}
+        self.record.evaluation(version, moment.time, scores, {"real_s": round(self.real_s, 3), **costs})
         return scores
 
     def _save(self) -> None:
@@ -212,6 +214,7 @@ class _Run:
             "position": mark.position,
             "record_sha256": mark.sha256,
             "real_s": self.real_s,
+            "spent": self.stopwatch.spent(),
             "num_moments": self.num_moments,
             "refused": self.standstill.refused,
             "fruitless": self.standstill.fruitless,
@@ -234,6 +237,7 @@ class _Run:
             server.restore(tree["server"])
             transport.restore(tree["transport"], tree["server"]["models"])
             self.real_before, self.num_moments = tree["real_s"], tree["num_moments"]
+            self.stopwatch.go_on(tree.get("spent", {}))
             self.standstill.refused, self.standstill.fruitless = tree["refused"], tree["fruitless"]
             return Mark(tree["position"], tree.get("record_sha256"))
         except (KeyError, TypeError, AttributeError) as error:

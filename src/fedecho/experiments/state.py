@@ -1,6 +1,10 @@
 """The figures of a run that people watch while it goes on."""
 
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
 from fedecho.core.drive import Moment
+from fedecho.experiments.record import read_header
 
 
 class RunState:
@@ -11,27 +15,69 @@ class RunState:
         self.version = version
         self.time = 0.0
         self.accuracy: float | None = None
+        self.best: float | None = None
         self.staleness_sum = 0
         self.accepted = 0
         self.rejected = 0
         self.lost = 0
+        self.by_class: dict[str, int] = {}
 
-    def see(self, moment: Moment, scores: dict[str, float] | None) -> None:
+    def see(self, moment: Moment, scores: dict[str, float] | None, kind: str = "") -> None:
+        """``kind`` is the runtime class of the client, where it is known."""
         self.time = moment.time
         receipt = moment.receipt
         if receipt.status == "accepted":
             self.accepted += 1
             self.staleness_sum += receipt.staleness
+            if kind:
+                self.by_class[kind] = self.by_class.get(kind, 0) + 1
         self.rejected += receipt.status == "rejected"
         self.lost += receipt.status == "lost"
         if moment.step is not None:
             self.version = moment.step.model.version
         if scores is not None:
             self.accuracy = scores.get("accuracy")
+            self.best = max(self.accuracy or 0.0, self.best or 0.0)
+
+    @property
+    def done(self) -> bool:
+        return self.version >= self.num_versions
 
     @property
     def text(self) -> str:
         accuracy = "" if self.accuracy is None else f"accuracy {100 * self.accuracy:5.1f} %"
         staleness = f"staleness {self.staleness_sum / max(self.accepted, 1):4.1f}"
         faults = "".join(f"  {name} {count}" for name, count in (("rejected", self.rejected), ("lost", self.lost)) if count)
-        return f"{accuracy}  clock {self.time / 3600:5.2f} h  {staleness}{faults}"
+        return f"{accuracy}  clock {clock(self.time)}  {staleness}{faults}"
+
+    @property
+    def arrivals(self) -> str:
+        """How many updates came from which class of clients."""
+        known = sorted(self.by_class, key=lambda kind: ORDER.index(kind) if kind in ORDER else 9)
+        return "  ".join(f"{kind} {self.by_class[kind]}" for kind in known)
+
+
+ORDER = ("short", "medium", "long")
+
+
+def clock(seconds: float) -> str:
+    if seconds < 3600:
+        return f"{seconds / 60:5.1f} min"
+    return f"{seconds / 3600:6.2f} h"
+
+
+class Following:
+    """A watch that keeps a state up to date and passes it on. Who is of which class stands in the run's own header."""
+
+    def __init__(self, folder: Path, state: RunState, tell: Callable[[RunState], None]) -> None:
+        self.state = state
+        self._folder = folder
+        self._tell = tell
+        self._classes: Sequence[str] | None = None
+
+    def __call__(self, moment: Moment, scores: dict[str, float] | None) -> None:
+        if self._classes is None:
+            self._classes = read_header(self._folder).get("clients", {}).get("classes", ())
+        client = moment.receipt.client
+        self.state.see(moment, scores, self._classes[client] if 0 <= client < len(self._classes) else "")
+        self._tell(self.state)

@@ -1,4 +1,4 @@
-"""Live progress: a bar per run on a terminal, a line now and then elsewhere."""
+"""Live progress: a bar per run on a terminal, a line now and then elsewhere, nothing at all if so asked."""
 
 import time
 from types import TracebackType
@@ -8,49 +8,66 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 
 from fedecho.experiments.state import RunState
 
+WIDE = 120
+"""Columns of a terminal on which there is room for the arrivals."""
+
 
 class LiveProgress:
     """``update`` may be called as often as one likes: it draws ten times a second, or prints a line every few seconds."""
 
     LINE_EVERY_S = 5.0
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, *, silent: bool = False) -> None:
         self._console = console
+        self._silent = silent
+        self._drawn = False
         self._tasks: dict[str, TaskID] = {}
         self._last_line: dict[str, float] = {}
-        self._last_draw = 0.0
+        self._last_draw: dict[str, float] = {}
+        wide = console.width >= WIDE
         self._bars = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.completed:.0f}/{task.total:.0f} versions"),
+            BarColumn(bar_width=24 if wide else 12),
+            TextColumn("{task.completed:.0f}/{task.total:.0f}" + (" versions" if wide else "")),
             TextColumn("{task.fields[state]}"),
-            TimeRemainingColumn(compact=True),
+            *([TextColumn("[dim]{task.fields[arrivals]}")] if wide else []),
+            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+            TextColumn("[dim]{task.fields[left]}"),
             console=console,
+            expand=False,
         )
 
     def __enter__(self) -> "LiveProgress":
-        if self._console.is_terminal:
+        self._drawn = self._console.is_terminal and not self._silent
+        if self._drawn:
             self._bars.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._bars.stop()
+        if self._drawn:  # bars that never began would still end their line
+            self._bars.stop()
 
     def update(self, run: str, state: RunState) -> None:
-        done = state.version >= state.num_versions
+        if self._silent:
+            return
         now = time.monotonic()
         if not self._console.is_terminal:
-            self._print_line(run, state, now, done)
+            self._print_line(run, state, now)
             return
-        if run in self._tasks and not done and now - self._last_draw < 0.1:
+        if run in self._tasks and not state.done and now - self._last_draw.get(run, 0.0) < 0.1:
             return
-        self._last_draw = now
+        self._last_draw[run] = now
         if run not in self._tasks:
-            self._tasks[run] = self._bars.add_task(run, total=state.num_versions, completed=state.version, state="")
-        self._bars.update(self._tasks[run], completed=state.version, state=state.text)
+            done = state.version
+            self._tasks[run] = self._bars.add_task(
+                run, total=state.num_versions, completed=done, state="", arrivals="", left=""
+            )
+        left = "" if state.done else "left"
+        self._bars.update(self._tasks[run], completed=state.version, state=state.text, arrivals=state.arrivals, left=left)
 
-    def _print_line(self, run: str, state: RunState, now: float, done: bool) -> None:
-        if not done and now - self._last_line.setdefault(run, now) < self.LINE_EVERY_S:
+    def _print_line(self, run: str, state: RunState, now: float) -> None:
+        if not state.done and now - self._last_line.setdefault(run, now) < self.LINE_EVERY_S:
             return
         self._last_line[run] = now
-        self._console.print(f"{run}: version {state.version}/{state.num_versions}  {state.text}", soft_wrap=True)
+        arrivals = f"  {state.arrivals}" if state.arrivals else ""
+        self._console.print(f"{run}: version {state.version}/{state.num_versions}  {state.text}{arrivals}", soft_wrap=True)

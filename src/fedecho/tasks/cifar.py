@@ -17,7 +17,7 @@ from fedecho.data.locate import find
 from fedecho.data.partition import DirichletPartitioner, Partitioner
 from fedecho.data.unlabeled import read_unlabeled
 from fedecho.models.resnet import resnet18
-from fedecho.tasks.classification import seeded, top1
+from fedecho.tasks.classification import counts_of, seeded, top1
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 PAD, SIDE = 4, 32
@@ -64,6 +64,10 @@ class CifarTask:
 
     def num_examples(self, client: int) -> int:
         return len(self._parts[client])
+
+    def label_counts(self, client: int) -> dict[int, int]:
+        """How many examples of each class a client holds; for the record alone."""
+        return counts_of(torch.as_tensor(self._sets[0].labels), self._parts[client])
 
     def batch(self, client: int, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         draws = self.draw(len(rows), generator)

@@ -19,5 +19,19 @@ def top1(module: nn.Module, images: Tensor, labels: Tensor, chunk: int = 1000) -
     """Accuracy (0 to 1) and mean loss, a chunk at a time."""
     with torch.no_grad():
         logits = torch.cat([module(part) for part in images.split(chunk)])
-        right = int((logits.argmax(dim=-1) == labels).sum())
-        return {"accuracy": right / len(labels), "loss": float(cross_entropy(logits, labels))}
+        right = logits.argmax(dim=-1) == labels
+        scores = {"accuracy": int(right.sum()) / len(labels), "loss": float(cross_entropy(logits, labels))}
+        return scores | _of_each_class(right.cpu(), labels.cpu(), logits.shape[-1])
+
+
+def _of_each_class(right: Tensor, labels: Tensor, num_classes: int) -> dict[str, float]:
+    """Accuracy class by class (0 where the test set has none of it): who was forgotten shows only here."""
+    hits, all_of = (labels[right].bincount(minlength=num_classes), labels.bincount(minlength=num_classes))
+    shares = (hits / all_of.clamp_min(1)).tolist()
+    return {f"accuracy_class_{name}": share for name, share in enumerate(shares)}
+
+
+def counts_of(labels: Tensor, rows: Tensor | None = None) -> dict[int, int]:
+    """How many examples there are of each label that occurs."""
+    found, counts = torch.unique(labels if rows is None else labels[rows], return_counts=True)
+    return dict(zip(found.tolist(), counts.tolist(), strict=True))

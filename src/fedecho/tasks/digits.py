@@ -12,7 +12,7 @@ from fedecho.core.rng import numpy_rng
 from fedecho.data.digits import Digits, read_digits
 from fedecho.data.partition import DirichletPartitioner, Partitioner
 from fedecho.models.small_cnn import small_cnn
-from fedecho.tasks.classification import seeded, top1
+from fedecho.tasks.classification import counts_of, seeded, top1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +42,10 @@ class DigitsTask:
 
     def num_examples(self, client: int) -> int:
         return len(self._clients[client].labels)
+
+    def label_counts(self, client: int) -> dict[int, int]:
+        """How many examples of each class a client holds; for the record alone."""
+        return counts_of(self._clients[client].labels)
 
     def batch(self, client: int, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         mine = self._clients[client]

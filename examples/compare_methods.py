@@ -1,0 +1,37 @@
+"""Two methods with two seeds each: one table in the terminal, one page to open.
+
+python examples/compare_methods.py runs/my-comparison
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+
+from fedecho import load, simulate
+from fedecho.report.book import report_of
+from fedecho.report.html import MissingExtra, page
+
+METHODS, SEEDS = ("fedbuff", "fedecho"), (0, 1)
+
+
+def main(folder: Path) -> None:
+    for name in METHODS:
+        scores = []
+        for seed in SEEDS:
+            experiment = load("digits", algorithm=name, seed=seed, versions=50, settings=["task.partition.alpha=0.3"])
+            scores.append(simulate(experiment, out=folder / f"{name}-seed{seed}").accuracy)
+        print(f"{name}: {100 * sum(scores) / len(scores):.1f} %")
+    try:
+        (folder / "report.html").write_text(page(report_of([folder])), encoding="utf-8")
+        print(f"the page is {folder / 'report.html'}")
+    except MissingExtra as missing:
+        print(missing)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        main(Path(sys.argv[1]))
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            main(Path(folder))
+        print("nothing was kept; name a folder to keep the runs and the page")

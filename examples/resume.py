@@ -1,0 +1,36 @@
+"""A run that is stopped in the middle goes on to the very model it would have made.
+
+Here it stops itself; Ctrl-C, a crash or a power cut do as well (then from the last checkpoint, some seconds before).
+"""
+
+import signal
+import tempfile
+from pathlib import Path
+
+from fedecho import load, resume, simulate
+from fedecho.experiments.run import Interrupted
+
+
+def stop_at(version: int):
+    """A watch that asks for a stop, as Ctrl-C would."""
+
+    def watch(moment, scores) -> None:
+        if moment.step is not None and moment.step.model.version == version:
+            signal.raise_signal(signal.SIGINT)
+
+    return watch
+
+
+if __name__ == "__main__":
+    experiment = load("digits", algorithm="fedecho", versions=30, settings=["task.partition.alpha=0.3"])
+    whole = simulate(experiment)
+    print(f"in one go: {100 * whole.accuracy:.1f} %")
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            simulate(experiment, out=Path(folder) / "run", watch=stop_at(12))
+        except Interrupted as stopped:
+            print(stopped)
+        again = resume(Path(folder) / "run")
+    print(f"stopped and resumed: {100 * again.accuracy:.1f} %")
+    assert again.summary.model_sha256 == whole.summary.model_sha256, "the models differ"
+    print(f"the same model, byte for byte: {again.summary.model_sha256[:16]}…")

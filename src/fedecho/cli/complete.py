@@ -1,0 +1,52 @@
+"""What a shell may offer after a press of the tab key (`fedecho --install-completion`)."""
+
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from fedecho.algorithms import ALGORITHMS
+from fedecho.experiments.build import EXECUTORS
+from fedecho.experiments.config import ConfigError, load, to_config
+from fedecho.experiments.recipes import RECIPES
+from fedecho.tracking import SINKS
+
+
+def complete_source(incomplete: str) -> list[str]:
+    files = [path.name for path in sorted(Path().glob("*.toml"))]
+    return [name for name in (*RECIPES, *files) if name.startswith(incomplete)]
+
+
+def complete_algorithm(incomplete: str) -> list[str]:
+    return [name for name in ALGORITHMS if name.startswith(incomplete)]
+
+
+def complete_algorithms(incomplete: str) -> list[str]:
+    """The last of several, separated by commas; what is there already is not offered again."""
+    before, comma, last = incomplete.rpartition(",")
+    left = [name for name in ALGORITHMS if name not in before.split(",")]
+    return [f"{before}{comma}{name}" for name in left if name.startswith(last)]
+
+
+def complete_executor(incomplete: str) -> list[str]:
+    return [name for name in EXECUTORS if name.startswith(incomplete)]
+
+
+def complete_sink(incomplete: str) -> list[str]:
+    return [name for name in SINKS if name.startswith(incomplete)]
+
+
+def complete_setting(context: typer.Context, incomplete: str) -> list[str]:
+    """The keys of the recipe or file that stands before it."""
+    try:
+        tree = to_config(load(context.params.get("source") or "digits", algorithm=context.params.get("algorithm")))
+    except ConfigError:
+        return []
+    return [f"{key}=" for key in _keys(tree) if key.startswith(incomplete)]
+
+
+def _keys(tree: dict[str, Any], path: str = "") -> list[str]:
+    keys: list[str] = []
+    for key, value in tree.items():
+        keys += _keys(value, f"{path}{key}.") if isinstance(value, dict) else [f"{path}{key}"]
+    return keys

@@ -1,0 +1,79 @@
+"""``fedecho report`` and ``fedecho watch``."""
+
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedecho.cli.console import AsJson, Quiet, friendly, out, print_json, say, usable
+from fedecho.core.checkpoint import write_atomically
+from fedecho.report.book import report_of
+from fedecho.report.html import page
+from fedecho.report.live import LOOPBACK, serve
+from fedecho.report.paper_figures import write_figures
+
+Folders = Annotated[
+    list[Path], typer.Argument(metavar="DIR...", help="Folders of runs, or folders that hold such (a comparison's).")
+]
+OpenIt = Annotated[bool, typer.Option("--open", help="Open it in the browser.")]
+
+
+def report(
+    folders: Folders,
+    target: Annotated[Path | None, typer.Option("--out", help="The page; by default report.html in the first folder.")] = None,
+    figures: Annotated[Path | None, typer.Option("--figures", metavar="DIR", help="Also every figure as PNG and SVG.")] = None,
+    open_it: OpenIt = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make one page of any number of runs: curves, clients, staleness, teachers, classes, costs.
+
+    The page is one file that works offline; send it to somebody. Runs that go on, or were stopped, may be among them.
+    """
+    with friendly():
+        made = report_of(folders)
+        target = target or folders[0] / "report.html"
+        usable(target.parent)
+        text = page(made).encode()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(target, text)
+        drawn = write_figures(made, figures) if figures is not None else []
+        missing = [why for section in made.sections for why in section.missing]
+        if as_json:
+            told = {"page": str(target), "bytes": len(text), "figures": [figure.slug for figure in made.figures]}
+            print_json(told | {"left_out": missing, "files": [str(path) for path in drawn]})
+        elif quiet:
+            print(target)
+        else:
+            out.print(f"{target} ({len(text) / 1e6:.1f} MB, {len(made.figures)} figures)", soft_wrap=True, highlight=False)
+            for why in missing:
+                out.print(f"left out: {why}", soft_wrap=True, highlight=False, markup=False)
+            if drawn:
+                out.print(f"{len(drawn)} files in {figures}", soft_wrap=True, highlight=False)
+        if open_it:
+            webbrowser.open(target.absolute().as_uri())
+
+
+def watch(
+    folders: Folders,
+    port: Annotated[int, typer.Option(help="Of this machine; 0 takes a free one.")] = 8765,
+    open_it: OpenIt = False,
+) -> None:
+    """Show the report's page live while runs go on; Ctrl-C ends it.
+
+    It is served to this machine alone (127.0.0.1), reads the folders and changes nothing.
+    From afar: `ssh -L 8765:127.0.0.1:8765 HOST`
+    """
+    with friendly():
+        server = serve(folders, port)
+        address = f"http://{LOOPBACK}:{server.server_port}/"
+        say(f"{address} shows {', '.join(map(str, folders))}; Ctrl-C ends it")
+        if open_it:
+            webbrowser.open(address)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            say("no longer watching; the runs go on")
+        finally:
+            server.server_close()

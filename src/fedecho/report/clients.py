@@ -1,0 +1,109 @@
+"""The clients' side: who trained when, staleness by runtime class, who is heard how often, what was lost or rejected."""
+
+from collections import Counter
+from itertools import pairwise
+
+import numpy as np
+
+from fedecho.report.load import RunData
+from fedecho.report.methods import Method
+from fedecho.report.spec import Bars, Dots, Figure, Line, Mark, Section, Table, color_of
+from fedecho.report.timeline import ORDER, timeline
+
+MOST_DOTS = 500
+MOST_TIMELINES = 4
+
+
+def clients_section(methods: list[Method]) -> Section:
+    shown, missing = _timelines(methods)
+    figures = [*shown, *(figure for figure in (_staleness(methods), _participation(methods)) if figure is not None)]
+    if not any(run.classes for method in methods for run in method.runs):
+        missing.append("staleness by runtime class and shares of the data: these records do not say who the clients are")
+    intro = "Equal schedules are drawn once: at one seed, methods that do not wait see the same clients at the same times."
+    return Section("clients", "Clients", intro, figures, _faults(methods), missing=missing)
+
+
+def _timelines(methods: list[Method]) -> tuple[list[Figure], list[str]]:
+    """One for each schedule among the methods' first seeds."""
+    drawn: dict[bytes, tuple[RunData, list[str]]] = {}
+    for method in methods:
+        run = next((run for run in method.runs if len(run.dispatches.number)), method.runs[0])
+        drawn.setdefault(run.schedule, (run, []))[1].append(method.label)
+    figures, missing = [], []
+    for place, (run, labels) in enumerate(drawn.values()):
+        if place == MOST_TIMELINES:
+            missing.append(f"{len(drawn) - place} more timelines: give `fedecho report` fewer runs to see them")
+            break
+        found = timeline(run, f"timeline-{place + 1}", f"{', '.join(labels)}, seed {run.seed}")
+        if found is None:
+            missing.append(f"the timeline of {run.folder.name}: its record does not say when jobs began")
+        else:
+            figures.append(found)
+    return figures, missing
+
+
+def _ordered(names: set[str]) -> list[str]:
+    return sorted(names, key=lambda name: (ORDER[::-1].index(name) if name in ORDER else 9, name))
+
+
+def _staleness(methods: list[Method]) -> Figure | None:
+    """Shares of the accepted updates, over all runs that are shown."""
+    by_class: dict[str, list[int]] = {}
+    for run in (run for method in methods for run in method.runs if run.classes):
+        classes = np.array(run.classes)[run.jobs.client[run.jobs.accepted]]
+        for name in set(classes.tolist()):
+            by_class.setdefault(name, []).extend(run.jobs.staleness[run.jobs.accepted][classes == name].tolist())
+    if not by_class:
+        return None
+    edges = _bins(max(max(values) for values in by_class.values()))
+    labels = [str(a) if b == a + 1 else f"{a} to {b - 1}" for a, b in pairwise(edges)]
+    marks = []
+    for place, name in enumerate(_ordered(set(by_class))):
+        counts = np.histogram(by_class[name], edges)[0]
+        label = f"{name}, mean {np.mean(by_class[name]):.1f}"
+        marks.append(Bars(label, labels, counts / counts.sum(), color_of(name, place)))
+    note = "How many versions behind an update was when it came, as shares of its class's updates."
+    return Figure("staleness-by-class", "Staleness by runtime class", "staleness, versions", "share", marks, note, percent=True)
+
+
+def _bins(most: int) -> list[int]:
+    """Single values first, then ever wider ones: at most some fifteen."""
+    edges, width = list(range(min(most, 5) + 2)), 2
+    while edges[-1] <= most:
+        edges.append(edges[-1] + width)
+        width = width * 2 if len(edges) % 2 else width
+    return edges
+
+
+def _participation(methods: list[Method]) -> Figure | None:
+    run = methods[0].runs[0]
+    jobs, examples = run.jobs, run.examples
+    if not len(examples) or not jobs.accepted.any():
+        return None
+    reported = np.bincount(jobs.client[jobs.accepted], minlength=len(examples))
+    data, heard = examples / max(examples.sum(), 1), reported / reported.sum()
+    classes = np.array(run.classes or [""] * len(examples))
+    kept = np.unique(np.linspace(0, len(examples) - 1, MOST_DOTS).astype(int))
+    most = float(max(data.max(), heard.max()))
+    marks: list[Mark] = [
+        Line("in proportion", np.array([0, 100 * most]), np.array([0, most]), "#888888", dash=True, quiet=True)
+    ]
+    for place, name in enumerate(_ordered(set(classes.tolist()))):
+        mine = kept[classes[kept] == name]
+        text = [f"client {client}: {reported[client]} updates, {examples[client]} examples" for client in mine]
+        marks.append(Dots(name or "clients", 100 * data[mine], heard[mine], color_of(name, place), text))
+    note = "A dot is a client. Below the dashed line it is heard less than its share of the data."
+    if len(kept) < len(examples):
+        note += f" {len(kept)} of {len(examples):,} clients are drawn."
+    title = f"Who is heard ({methods[0].label}, seed {run.seed})"
+    return Figure("participation", title, "share of the data, %", "share of the updates", marks, note, percent=True)
+
+
+def _faults(methods: list[Method]) -> list[Table]:
+    rows = []
+    for method in methods:
+        reasons: Counter[str] = Counter()
+        for run in method.runs:
+            reasons.update(run.reasons)
+        rows += [[method.label, reason, str(count)] for reason, count in reasons.most_common(10)]
+    return [Table(("method", "lost or rejected because", "times"), rows)] if rows else []

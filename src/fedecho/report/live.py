@@ -1,0 +1,114 @@
+"""``fedecho watch``: the page of runs that go on, served to this machine alone, and read only."""
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from hashlib import sha256
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from fedecho.experiments.record import RECORD
+from fedecho.experiments.summary import SUMMARY
+from fedecho.report.book import report_of
+from fedecho.report.html import POLICY, figures_json, page, subtitle, tables_html
+from fedecho.report.load import find_runs
+from fedecho.report.spec import Report
+
+LOOPBACK = "127.0.0.1"
+NAMES = {LOOPBACK, "localhost"}
+
+
+class LiveReport:
+    """Read anew when a record has grown, but never so often that reading takes more than a fifth of the time."""
+
+    def __init__(self, places: list[Path]) -> None:
+        self._places = places
+        self._lock = threading.Lock()
+        self._state: object = None
+        self._next = 0.0
+        self._report: Report | None = None
+        self._finished = False
+        self.current()
+
+    def current(self) -> Report:
+        with self._lock:
+            if self._report is None or time.monotonic() >= self._next:
+                self._read()
+            assert self._report is not None  # noqa: S101 (for the type checker)
+            return self._report
+
+    def _read(self) -> None:
+        began = time.monotonic()
+        folders = find_runs(self._places)
+        state = [(str(folder), (folder / RECORD).stat().st_size, (folder / SUMMARY).exists()) for folder in folders]
+        if state != self._state:
+            self._report = report_of(self._places)
+            self._state, self._finished = state, all(done for *_, done in state)
+        now = time.monotonic()
+        self._next = now + max(1.0, 4 * (now - began))
+
+    def news(self) -> bytes:
+        report = self.current()
+        tables = {section.slug: tables_html(section) for section in report.sections}
+        told = {"figures": figures_json(report), "tables": tables, "finished": self._finished}
+        return json.dumps(told | {"subtitle": subtitle(report)}, separators=(",", ":")).encode()
+
+    def page(self) -> bytes:
+        return page(self.current(), live=True).encode()
+
+
+class Reader(BaseHTTPRequestHandler):
+    """Two things can be read and nothing can be done."""
+
+    protocol_version = "HTTP/1.1"
+    live: LiveReport
+
+    def do_GET(self) -> None:
+        if (self.headers.get("Host") or "").rpartition(":")[0] not in NAMES:
+            self._answer(
+                403, b"only as http://127.0.0.1 or http://localhost\n", "text/plain"
+            )  # a name that was made to point here
+            return
+        makers: dict[str, tuple[Callable[[], bytes], str]] = {
+            "/": (self.live.page, "text/html; charset=utf-8"),
+            "/report.json": (self.live.news, "application/json"),
+        }
+        made = makers.get(self.path.partition("?")[0])
+        if made is None:
+            self._answer(404, b"there are / and /report.json\n", "text/plain")
+            return
+        try:
+            self._answer(200, made[0](), made[1])
+        except (ValueError, OSError) as error:
+            self._answer(503, f"{error}\n".encode(), "text/plain")
+
+    do_HEAD = do_GET  # noqa: N815 (the name is the library's)
+
+    def _answer(self, status: int, body: bytes, kind: str) -> None:
+        tag = f'"{sha256(body).hexdigest()[:20]}"'
+        if status == 200 and self.headers.get("If-None-Match") == tag:
+            status, body = 304, b""
+        self.send_response(status)
+        headers = {"Content-Type": kind, "Content-Length": str(len(body)), "ETag": tag, "Cache-Control": "no-store"}
+        for name, value in (headers | {"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff"}).items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002 (the name is the library's)
+        pass
+
+
+def serve(places: list[Path], port: int) -> ThreadingHTTPServer:
+    """A server on loopback that has not begun to serve; port 0 takes a free one."""
+    reader = type("LiveReader", (Reader,), {"live": LiveReport(places)})
+    try:
+        server = ThreadingHTTPServer((LOOPBACK, port), reader)
+    except OSError as error:
+        raise ValueError(
+            f"cannot serve on port {port} ({error.strerror}): choose another with --port, 0 takes a free one"
+        ) from None
+    server.daemon_threads = True
+    return server

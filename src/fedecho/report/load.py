@@ -1,0 +1,182 @@
+"""Run folders as arrays: what every figure is made from. A run may be finished, stopped or going on."""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedecho.experiments.identity import is_finished
+from fedecho.experiments.record import RECORD, Line, read_header, read_record
+from fedecho.experiments.summary import SUMMARY
+from fedecho.report.spec import Floats, Ints
+
+STATUSES = ("accepted", "rejected", "lost")
+LAST = 10
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """Messages about jobs, one entry each, in the order of their arrival."""
+
+    time: Floats
+    client: Ints
+    status: Ints
+    number: Ints
+    base: Ints
+    staleness: Ints
+
+    @property
+    def accepted(self) -> NDArray[np.bool_]:
+        return np.equal(self.status, 0)
+
+
+@dataclass(frozen=True)
+class Dispatches:
+    """Who was given which version when; empty in records of before there were such lines."""
+
+    time: Floats
+    client: Ints
+    number: Ints
+    base: Ints
+
+
+@dataclass(frozen=True)
+class RunData:
+    folder: Path
+    header: Line
+    summary: Line | None
+    evaluations: list[Line]
+    versions: list[Line]
+    jobs: Jobs
+    dispatches: Dispatches
+    reasons: dict[str, int]
+
+    @property
+    def seed(self) -> int:
+        return int(self.header.get("seed", 0))
+
+    @property
+    def algorithm(self) -> str:
+        told = (self.summary or {}).get("algorithm") or self.header.get("algorithm")
+        config = self.header.get("config") or {}
+        return str(told or config.get("algorithm", {}).get("name", self.folder.name))
+
+    @property
+    def clock(self) -> str:
+        """What ``time`` is: virtual in a simulation; the header of a deployed run may say real."""
+        return str(self.header.get("clock", "virtual"))
+
+    @property
+    def examples(self) -> Ints:
+        return np.array(self.header.get("clients", {}).get("examples", []), dtype=np.int64)
+
+    @property
+    def classes(self) -> list[str]:
+        """The runtime class of every client."""
+        return list(self.header.get("clients", {}).get("classes", []))
+
+    @property
+    def num_clients(self) -> int:
+        return max(len(self.examples), int(self.jobs.client.max(initial=-1)) + 1)
+
+    @cached_property
+    def labels(self) -> Floats | None:
+        """Examples by client and label, or None of a run that does not say."""
+        told = self.header.get("clients", {}).get("labels")
+        if not told:
+            return None
+        width = 1 + max((int(label) for counts in told for label in counts), default=0)
+        table = np.zeros((len(told), max(width, self.num_labels)))
+        for client, counts in enumerate(told):
+            for label, count in counts.items():
+                table[client, int(label)] = count
+        return table
+
+    @property
+    def num_labels(self) -> int:
+        return len(self.evaluations[-1].get("per_class", ())) if self.evaluations else 0
+
+    @cached_property
+    def per_class(self) -> Floats | None:
+        """Accuracy by evaluation and class."""
+        found = [line["per_class"] for line in self.evaluations if "per_class" in line]
+        return np.array(found) if found and len(found) == len(self.evaluations) else None
+
+    def column(self, name: str) -> Floats:
+        """A number of all evaluations; NaN where there is none."""
+        return np.array([line.get(name, np.nan) for line in self.evaluations], dtype=np.float64)
+
+    def metric(self, name: str) -> tuple[Floats, Floats]:
+        """(version, value) of a number that the method reported with its versions."""
+        found = [(line["version"], line[name]) for line in self.versions if name in line]
+        table = np.array(found, dtype=np.float64).reshape(-1, 2)
+        return table[:, 0], table[:, 1]
+
+    @cached_property
+    def schedule(self) -> bytes:
+        """Equal for runs in which the same clients came at the same times."""
+        jobs = self.jobs
+        return jobs.time.tobytes() + jobs.client.tobytes() + jobs.base.tobytes() + jobs.status.tobytes()
+
+
+def find_runs(places: Iterable[Path]) -> list[Path]:
+    """The run folders among ``places`` and below them."""
+    found: list[Path] = []
+    for place in places:
+        if not place.exists():
+            raise ValueError(f"there is no folder {place}; `fedecho run digits --out {place}` would make one")
+        inside = [place] if (place / RECORD).is_file() else sorted(path.parent for path in place.rglob(RECORD))
+        if not inside:
+            raise ValueError(f"{place} holds no run (there is no {RECORD} in it or below it)")
+        found += [folder for folder in inside if folder not in found]
+    return found
+
+
+def read_run(folder: Path) -> RunData:
+    header = read_header(folder)
+    summary = json.loads((folder / SUMMARY).read_text()) if is_finished(folder) else None
+    lines: dict[str, list[Line]] = {"arrival": [], "dispatch": [], "version": [], "evaluation": []}
+    for line in _sound(folder):
+        lines.setdefault(line.get("event", ""), []).append(line)
+    arrivals, sent = lines["arrival"], lines["dispatch"]
+    jobs = [line for line in arrivals if line.get("status") in STATUSES and "dispatch" in line]
+    reasons: dict[str, int] = {}
+    for line in arrivals:
+        if line.get("reason") and line.get("status") in STATUSES:
+            reasons[line["reason"]] = reasons.get(line["reason"], 0) + 1
+    return RunData(
+        folder=folder,
+        header=header,
+        summary=summary,
+        evaluations=lines["evaluation"],
+        versions=lines["version"],
+        jobs=Jobs(
+            time=_floats(jobs, "time"),
+            client=_ints(jobs, "client"),
+            status=np.array([STATUSES.index(line["status"]) for line in jobs], dtype=np.int64),
+            number=_ints(jobs, "dispatch"),
+            base=_ints(jobs, "base"),
+            staleness=_ints(jobs, "staleness"),
+        ),
+        dispatches=Dispatches(_floats(sent, "time"), _ints(sent, "client"), _ints(sent, "dispatch"), _ints(sent, "base")),
+        reasons=reasons,
+    )
+
+
+def _sound(folder: Path) -> Iterator[Line]:
+    try:
+        yield from read_record(folder)
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{folder / RECORD} is damaged ({error})") from None
+
+
+def _floats(lines: list[Line], name: str) -> Floats:
+    return np.array([line[name] for line in lines], dtype=np.float64)
+
+
+def _ints(lines: list[Line], name: str) -> Ints:
+    return np.array([line[name] for line in lines], dtype=np.int64)

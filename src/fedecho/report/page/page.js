@@ -1,0 +1,138 @@
+"use strict";
+(() => {
+  const root = document.documentElement;
+  const narrow = () => window.innerWidth < 600;
+  let figures = JSON.parse(document.getElementById("report").textContent);
+
+  const preferred = window.matchMedia("(prefers-color-scheme: dark)");
+  const setTheme = (dark) => { root.dataset.theme = dark ? "dark" : "light"; };
+  setTheme(preferred.matches);
+
+  const ink = (name) => getComputedStyle(root).getPropertyValue(name).trim();
+
+  function styled(layout, bars) {
+    const axis = { gridcolor: ink("--grid"), linecolor: ink("--line"), zerolinecolor: ink("--grid"), tickcolor: ink("--line") };
+    return {
+      ...layout,
+      xaxis: { ...layout.xaxis, ...axis }, yaxis: { ...layout.yaxis, ...axis },
+      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+      font: { family: "inherit", size: narrow() ? 11 : 12, color: ink("--ink") },
+      margin: { l: 50, r: 12, t: 8, b: 40 },
+      legend: { orientation: "h", x: 0, y: 1, xanchor: "left", yanchor: "bottom", ...(layout.legend || {}) },
+      hoverlabel: { bgcolor: ink("--card"), bordercolor: ink("--line"), font: { color: ink("--ink") } },
+      modebar: { bgcolor: "rgba(0,0,0,0)", color: ink("--soft"), activecolor: ink("--accent") },
+      dragmode: narrow() ? false : "zoom", bargap: 0.2, uirevision: "kept",
+    };
+  }
+
+  function named(low, high) { return high === null ? `stale ${low}+` : low === high ? `stale ${low}` : `stale ${low}–${high}`; }
+
+  function spanTraces(spans) {
+    const kinds = spans.bins.map(([low, high, color]) => ({ name: named(low, high), color, dash: "solid", fits: (s, k) => s === "accepted" && k >= low && (high === null || k <= high) }));
+    kinds.push({ name: "lost", color: "#888888", dash: "dot", end: "x", fits: (s) => s === "lost" });
+    kinds.push({ name: "rejected", color: "#d00000", dash: "solid", end: "x", fits: (s) => s === "rejected" });
+    kinds.push({ name: "at work", color: "#7f9fc8", dash: "dot", fits: (s) => s === "at work" });
+    return kinds.map((kind) => spanTrace(spans, kind)).filter((trace) => trace.x.length);
+  }
+
+  function spanTrace(spans, kind) {
+    const trace = { type: "scatter", mode: kind.end ? "lines+markers" : "lines", name: kind.name, x: [], y: [], text: [],
+      line: { color: kind.color, width: 6, dash: kind.dash }, hovertemplate: "%{text}<extra></extra>" };
+    const symbols = [];
+    spans.row.forEach((row, i) => {
+      if (!kind.fits(spans.status[i], spans.staleness[i])) { return; }
+      const [start, end] = [spans.start[i], spans.end[i]];
+      const late = spans.status[i] === "at work" ? "" : `, staleness ${spans.staleness[i]}`;
+      const text = `${spans.rows[row]}: ${spans.status[i]}<br>from version ${spans.base[i]}${late}<br>${start.toPrecision(4)} to ${end.toPrecision(4)}`;
+      trace.x.push(start, (start + end) / 2, end, null);
+      trace.y.push(row, row, row, null);
+      trace.text.push(text, text, text, null);
+      symbols.push(0, 0, 9, 0);
+    });
+    if (kind.end) {
+      trace.line.width = 2;
+      trace.marker = { symbol: kind.end, size: symbols, color: kind.color };
+    }
+    return trace;
+  }
+
+  function prepared(figure) {
+    let { traces, layout } = figure;
+    if (figure.spans.length) {
+      const spans = figure.spans[0];
+      traces = spanTraces(spans);
+      layout = { ...layout, yaxis: { ...layout.yaxis, tickvals: spans.rows.map((_, i) => i), ticktext: spans.rows, range: [spans.rows.length - 0.4, -0.6], autorange: false } };
+    }
+    const sideBar = traces.some((trace) => trace.type === "heatmap");
+    if (sideBar && narrow()) {
+      const short = (label) => (label.length > 16 ? `${label.slice(0, 15)}…` : label);
+      layout = { ...layout, yaxis: { ...layout.yaxis, tickvals: traces[0].y, ticktext: traces[0].y.map(short) } };
+      traces = traces.map((trace) => ({ ...trace, texttemplate: undefined, colorbar: { ...trace.colorbar, title: { text: "" }, thickness: 8 } })); }
+    const named = traces.filter((trace) => trace.name && trace.showlegend !== false);
+    return [traces, styled({ ...layout, showlegend: named.length > 0 && !sideBar }, sideBar)];
+  }
+
+  /* The buttons are named one by one: by default plotly offers to send the chart to its makers. */
+  const config = {
+    responsive: true, displaylogo: false, displayModeBar: "hover", showSendToCloud: false, plotlyServerURL: "",
+    modeBarButtons: [["toImage"], ["zoom2d", "pan2d"], ["zoomIn2d", "zoomOut2d", "resetScale2d"]],
+  };
+
+  async function draw() {
+    let drawn = 0;
+    for (const figure of figures) {
+      const place = document.getElementById(figure.slug);
+      if (place) {
+        const [traces, layout] = prepared(figure);
+        await Plotly.react(place, traces, layout, { ...config, toImageButtonOptions: { format: "svg", filename: figure.slug } });
+        drawn += 1;
+      }
+    }
+    document.body.dataset.drawn = String(drawn);
+  }
+
+  document.getElementById("theme").addEventListener("click", () => { setTheme(root.dataset.theme !== "dark"); draw(); });
+  preferred.addEventListener("change", (event) => { setTheme(event.matches); draw(); });
+  let before = null;
+  /* Paper is white and narrower than a screen. Only colors and the width are changed: margins would be found too late. */
+  window.addEventListener("beforeprint", () => {
+    before = root.dataset.theme;
+    setTheme(false);
+    const [line, grid] = [ink("--line"), ink("--grid")];
+    const colors = { "font.color": ink("--ink"), "xaxis.gridcolor": grid, "yaxis.gridcolor": grid, "xaxis.linecolor": line, "yaxis.linecolor": line, "xaxis.zerolinecolor": grid, "yaxis.zerolinecolor": grid };
+    figures.forEach((figure) => Plotly.relayout(figure.slug, { ...colors, width: 700 }));
+  });
+  window.addEventListener("afterprint", () => {
+    setTheme(before === "dark");
+    figures.forEach((figure) => Plotly.relayout(figure.slug, { width: null, autosize: true }));
+    draw();
+  });
+
+  /* A live page asks for news; one that was saved does nothing here. */
+  let tag = null;
+  async function refresh() {
+    const pulse = document.getElementById("pulse");
+    pulse.hidden = false;
+    try {
+      const answer = await fetch("report.json", { headers: tag ? { "If-None-Match": tag } : {}, cache: "no-store" });
+      pulse.classList.remove("lost");
+      if (answer.status === 304) { pulse.textContent = "live"; return; }
+      tag = answer.headers.get("ETag");
+      const news = await answer.json();
+      if (news.figures.map((f) => f.slug).join() !== figures.map((f) => f.slug).join()) { window.location.reload(); return; }
+      figures = news.figures;
+      document.getElementById("subtitle").textContent = news.subtitle;
+      Object.entries(news.tables).forEach(([slug, html]) => { document.querySelector(`#${slug} .tables`).innerHTML = html; });
+      pulse.textContent = news.finished ? "finished" : "live";
+      await draw();
+    } catch (error) {
+      pulse.classList.add("lost");
+      pulse.textContent = "the server is gone";
+    }
+  }
+  draw().then(() => {
+    if (document.body.dataset.live !== "true") { return; }
+    refresh();
+    window.setInterval(refresh, 2000);
+  });
+})();

@@ -1,0 +1,46 @@
+"""Numbers of a run to what people already look at. ``SINKS`` is the one table from names to makers."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from difflib import get_close_matches
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fedecho.tracking.mlflow import MlflowSink
+from fedecho.tracking.sink import Sink
+from fedecho.tracking.tensorboard import TensorBoardSink
+from fedecho.tracking.tracker import Tracker
+from fedecho.tracking.wandb import WandbSink
+
+SINKS: dict[str, Callable[[Path, Mapping[str, Any]], Sink]] = {
+    "tensorboard": TensorBoardSink,
+    "wandb": WandbSink,
+    "mlflow": MlflowSink,
+}
+
+__all__ = ["SINKS", "Sink", "Tracker", "check_names", "tracked"]
+
+
+def check_names(names: Sequence[str]) -> None:
+    for name in names:
+        if name not in SINKS:
+            close = get_close_matches(name, list(SINKS), n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"it must be one of {', '.join(SINKS)}"
+            raise ValueError(f"unknown --track {name!r}: {hint}")
+
+
+@contextmanager
+def tracked(
+    names: Sequence[str],
+    folder: Path | str,
+    config: Mapping[str, Any] | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Iterator[Tracker]:
+    """A watch for ``simulate(..., watch=...)`` that passes numbers on to the named sinks, beside the run and never in its way."""
+    check_names(names)
+    tracker = Tracker({name: partial(SINKS[name], Path(folder), config or {}) for name in names}, say)
+    try:
+        yield tracker
+    finally:
+        tracker.close()
