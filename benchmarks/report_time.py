@@ -85,7 +85,7 @@ def _live(
         now, mine, base = work.pop(client)
         status = ("lost", "rejected")[int(dice.integers(2))] if dice.random() < 0.1 else "accepted"
         reason = "" if status == "accepted" else "client dropped out" if status == "lost" else "delta is not finite"
-        receipt = Receipt(status, client, reason, mine, base, version - base, 1.0, {"loss": float(dice.random())})
+        receipt = Receipt(status, client, reason, "", mine, base, version - base, 1.0, {"loss": float(dice.random())})
         waiting += status == "accepted"
         refill()
         step = None

@@ -17,7 +17,7 @@ WITH_CODE = [page for page in PAGES if any(block.kind != "text" for block in blo
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_block_says_what_it_is(page: Path) -> None:
-    assert {block.kind for block in blocks_of(page)} <= {"python", "sh", "toml", "text"}
+    assert {block.kind for block in blocks_of(page)} <= {"python", "sh", "toml", "text", "nginx"}
     outside = [
         line for line in _without_fences(page) if line.startswith("    ") and line.strip().startswith(("fedecho ", "make "))
     ]

@@ -52,7 +52,7 @@ def test_a_damaged_record_is_named(tmp_path: Path) -> None:
     folder = write(tmp_path / "run", lines())
     with (folder / "run.jsonl").open("a") as file:
         file.write("no json\n")
-    with pytest.raises(ValueError, match=r"run\.jsonl is damaged"):
+    with pytest.raises(ValueError, match=r"run\.jsonl, line \d+ is no line of a run's record; it is damaged"):
         read_run(folder)
 
 

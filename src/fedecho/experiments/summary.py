@@ -10,6 +10,8 @@ from fedecho.core.checkpoint import write_atomically
 
 SUMMARY = "summary.json"
 LAST = 10
+NOT_SCORES = ("event", "version", "time", "real_s", "clients_s", "server_s", "versions_alive", "peak_bytes")
+"""What an evaluation's line says beside the task's own scores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +66,7 @@ def accuracies(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 def last_scores(lines: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """The last evaluation's scores, as the task named them."""
     last = [line for line in lines if line["event"] == "evaluation"][-1]
-    return {key: value for key, value in last.items() if key not in ("event", "version", "time", "real_s")}
+    return {key: value for key, value in last.items() if key not in NOT_SCORES}
 
 
 def staleness(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
