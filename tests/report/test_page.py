@@ -11,6 +11,7 @@ from benchmarks.report_time import make_run
 from tests.report.hand_made import lines, write
 from typer.testing import CliRunner
 
+from fedecho import load, simulate
 from fedecho.cli import app
 from fedecho.report.book import report_of
 from fedecho.report.html import page, plotly_js
@@ -84,3 +85,12 @@ def test_a_wide_run_stays_small(tmp_path: Path) -> None:
     make_run(tmp_path / "wide", "fedecho", 0, num_clients=2000, num_versions=60, buffer_size=10, concurrency=200)
     report = report_of([tmp_path / "wide"])
     assert len(page(report).encode()) < 6_000_000
+
+
+def test_a_private_run_shows_what_it_cost_its_clients(tmp_path: Path) -> None:
+    settings = ["task.width=2", "privacy.noise_multiplier=2.0"]
+    done = simulate(load("digits", algorithm="fedbuff", versions=3, settings=settings), out=tmp_path / "run")
+    assert done.summary.privacy is not None
+    text = own(page(report_of([tmp_path / "run"])))
+    assert "largest epsilon of a client" in text
+    assert f"{done.summary.privacy['largest_epsilon']:.2f}" in text

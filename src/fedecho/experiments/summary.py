@@ -10,7 +10,7 @@ from fedecho.core.checkpoint import write_atomically
 
 SUMMARY = "summary.json"
 LAST = 10
-NOT_SCORES = ("event", "version", "time", "real_s", "clients_s", "server_s", "versions_alive", "peak_bytes")
+NOT_SCORES = ("event", "version", "time", "real_s", "clients_s", "server_s", "versions_alive", "peak_bytes", "per_class")
 """What an evaluation's line says beside the task's own scores."""
 
 

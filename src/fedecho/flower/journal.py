@@ -222,6 +222,8 @@ class Journal:
         software = {"fedecho": __version__, "flwr": flwr.__version__, "python": platform.python_version()}
         return {
             "format": 1,
+            "clock": "real",
+            "algorithm": self.identity.algorithm,
             "name": self.identity.name,
             "config": self.identity.config,
             "seed": self.identity.seed,

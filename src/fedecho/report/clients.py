@@ -2,6 +2,7 @@
 
 from collections import Counter
 from itertools import pairwise
+from statistics import median
 
 import numpy as np
 
@@ -20,7 +21,7 @@ def clients_section(methods: list[Method]) -> Section:
     if not any(run.classes for method in methods for run in method.runs):
         missing.append("staleness by runtime class and shares of the data: these records do not say who the clients are")
     intro = "Equal schedules are drawn once: at one seed, methods that do not wait see the same clients at the same times."
-    return Section("clients", "Clients", intro, figures, _faults(methods), missing=missing)
+    return Section("clients", "Clients", intro, figures, [*_faults(methods), *_privacy(methods)], missing=missing)
 
 
 def _timelines(methods: list[Method]) -> tuple[list[Figure], list[str]]:
@@ -107,3 +108,16 @@ def _faults(methods: list[Method]) -> list[Table]:
             reasons.update(run.reasons)
         rows += [[method.label, reason, str(count)] for reason, count in reasons.most_common(10)]
     return [Table(("method", "lost or rejected because", "times"), rows)] if rows else []
+
+
+def _privacy(methods: list[Method]) -> list[Table]:
+    """What each private run has cost its clients."""
+    rows = []
+    for method in methods:
+        for run in method.runs:
+            spent = (run.summary or {}).get("privacy")
+            if spent:
+                told = (f"{spent['largest_epsilon']:.2f}", f"{median(spent['epsilon'].values()):.2f}", f"{spent['delta']:g}")
+                rows.append([method.label, str(run.seed), *told])
+    head = ("method", "seed", "largest epsilon of a client", "median epsilon", "delta")
+    return [Table(head, rows, "Differential privacy, over the reports each client made.")] if rows else []
