@@ -16,15 +16,29 @@ from fedecho.distill.loss import clip_factor, distillation_loss
 from fedecho.distill.student import Student, Teacher
 
 
+@dataclass(frozen=True)
+class Forwards:
+    """The network as functions: with BatchNorm in ``train``, in ``eval``, and in ``eval`` without gradients, which is faster."""
+
+    train: Forward
+    evaluate: Forward
+    infer: Forward
+
+
 class DeviceStudent:
     """The server's network at fixed addresses. ``module`` evaluates whatever weights it holds."""
 
     def __init__(
-        self, student: Student, task: Capturable, train: Forward, evaluate: Forward, precision: Precision, size: int
+        self,
+        student: Student,
+        task: Capturable,
+        forwards: Forwards,
+        precision: Precision,
+        size: int,
     ) -> None:
         device = student.device
         self.layout = student.network.layout
-        self.task, self.train, self.evaluate, self.precision = task, train, evaluate, precision
+        self.task, self.forwards, self.precision = task, forwards, precision
         self.weights = DeviceWeights(self.layout, device, precision.dtype)
         self.lane = lane_on(device)
         self.full = torch.full((size,), 1.0 / size, device=device)
@@ -37,7 +51,7 @@ class DeviceStudent:
 
     def _logits(self, rows: Tensor) -> Tensor:
         images = self.task.unlabeled_images(rows)
-        return self.evaluate(self.weights.named, self.weights.named_buffers, images, self.full)
+        return self.forwards.infer(self.weights.named, self.weights.named_buffers, images, self.full)
 
 
 AdamUpdate = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
@@ -95,12 +109,13 @@ class TeachGraph:
     def _step(self) -> None:
         distiller, net, weights = self.distiller, self.net, self.net.weights
         rows = self.rows.index_select(0, self.cursor)[0]
-        forward = net.train if distiller.batch_norm == "train" else net.evaluate
+        forward = net.forwards.train if distiller.batch_norm == "train" else net.forwards.evaluate
         logits = forward(weights.named, weights.named_buffers, net.task.unlabeled_images(rows), net.full)
         parts = distillation_loss(logits, self.teacher[rows], distiller.alpha_min, distiller.alpha_max)
         matrix_grads, vector_grad = weights.gradients(parts.loss)
         grads = torch.cat(matrix_grads), vector_grad
-        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(grad.float()) for grad in grads]))
+        # In fp32 without a copy in fp32.
+        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(grad, dtype=torch.float32) for grad in grads]))
         self.count.add_(1)
         factor, matrix = clip_factor(norm, distiller.clip_norm), weights.num_matrix
         for master, low, grad, part in (
@@ -187,8 +202,8 @@ class HeldModule(nn.Module):
 
         def evaluate() -> None:
             with torch.no_grad():
-                logits.copy_(net.evaluate(net.weights.named, net.weights.named_buffers, held, net.full))
+                logits.copy_(net.forwards.infer(net.weights.named, net.weights.named_buffers, held, net.full))
 
         with torch.no_grad():
-            logits = net.evaluate(net.weights.named, net.weights.named_buffers, held, net.full)
+            logits = net.forwards.infer(net.weights.named, net.weights.named_buffers, held, net.full)
         return held, logits, net.lane.capture(evaluate)

@@ -1,0 +1,158 @@
+"""Inference with each BatchNorm folded into the convolution before it, and its bias, sum and ReLU in that convolution's kernel.
+
+A ResNet's inference waits for memory: unfused, every activation is written, read, normalised and written again.
+"""
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.func import functional_call
+from torch.nn.functional import conv2d, relu
+
+from fedecho.core.capture import Forward, Precision
+
+Folded = dict[str, tuple[Tensor, Tensor]]
+"""Kernel and bias of each convolution, by its name."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A convolution and the BatchNorm behind it."""
+
+    conv: str
+    norm: str
+    eps: float
+
+
+def fused_inference(module: nn.Module, precision: Precision) -> Forward | None:
+    """The module in ``eval`` as a function of its tensors, or None where there is nothing to fuse or it cannot be traced."""
+    try:
+        traced = fx.symbolic_trace(module.eval())
+    except Exception:  # a forward that depends on its data: torch.fx raises whatever that led to
+        return None
+    pairs = _rewritten(traced)
+    if not pairs:
+        return None
+    fold = torch.compile(_fold, dynamic=False) if precision.compiled else _fold
+    left = list(traced.state_dict())
+
+    def forward(params: Mapping[str, Tensor], buffers: Mapping[str, Tensor], images: Tensor, row_weight: Tensor) -> Tensor:
+        tensors = {**params, **buffers}
+        folded = fold(pairs, tensors, precision.dtype)
+        rest = {name: tensors[name].to(precision.dtype) for name in left}
+        logits: Tensor = functional_call(traced, rest, (images.to(precision.dtype), folded))
+        return logits.float()
+
+    return forward
+
+
+def _fold(pairs: tuple[Pair, ...], tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Folded:
+    """gamma (w * x + b - mu) / sigma + beta, as one kernel and one bias."""
+    folded = {}
+    for pair in pairs:
+        scale = tensors[f"{pair.norm}.weight"] * torch.rsqrt(tensors[f"{pair.norm}.running_var"] + pair.eps)
+        offset = tensors.get(f"{pair.conv}.bias", 0.0) - tensors[f"{pair.norm}.running_mean"]
+        kernel = tensors[f"{pair.conv}.weight"].float() * scale[:, None, None, None]
+        bias = tensors[f"{pair.norm}.bias"] + offset * scale
+        folded[pair.conv] = kernel.to(dtype), bias.to(dtype)
+    return folded
+
+
+def convolution(x: Tensor, extra: Tensor | None, kernel: Tensor, bias: Tensor, stride: Any, padding: Any) -> Tensor:
+    """relu(kernel * x + bias + extra), in one kernel where cuDNN has it."""
+    if x.is_cuda and x.dtype != torch.float32:
+        ones = [1, 1]
+        if extra is None:
+            return torch.cudnn_convolution_relu(x, kernel, bias, stride, padding, ones, 1)
+        return torch.cudnn_convolution_add_relu(x, kernel, extra, 1.0, bias, stride, padding, ones, 1)
+    y = conv2d(x, kernel, bias, stride, padding)
+    return relu(y if extra is None else y + extra)
+
+
+def beside(x: Tensor, kernel: Tensor, stride: Any, padding: Any) -> Tensor:
+    """A shortcut's convolution, whose bias went to the convolution it is added to."""
+    return conv2d(x, kernel, None, stride, padding)
+
+
+class _Rewriting:
+    """conv -> norm -> relu, and conv -> norm -> (+ shortcut) -> relu, each replaced by one call on folded tensors."""
+
+    def __init__(self, traced: fx.GraphModule) -> None:
+        self.traced, self.graph = traced, traced.graph
+        self.modules = dict(traced.named_modules())
+        self.pairs: list[Pair] = []
+        images = next(node for node in self.graph.nodes if node.op == "placeholder")
+        with self.graph.inserting_after(images):
+            self.folded = self.graph.placeholder("folded")
+
+    def run(self) -> tuple[Pair, ...]:
+        for node in list(self.graph.nodes):
+            if self._is_relu(node):
+                self._rewrite(node)
+        self.graph.eliminate_dead_code()
+        self.graph.lint()
+        self.traced.recompile()
+        self.traced.delete_all_unused_submodules()
+        return tuple(self.pairs)
+
+    def _rewrite(self, end: fx.Node) -> None:
+        before = end.args[0]
+        assert isinstance(before, fx.Node)  # noqa: S101 (for the type checker)
+        if (conv := self._conv_before(before)) is not None:
+            self._replace(end, conv, None)
+        elif before.op == "call_function" and before.target is operator.add and len(before.users) == 1:
+            for main, other in (before.args, before.args[::-1]):
+                if isinstance(main, fx.Node) and (conv := self._conv_before(main)) is not None:
+                    self._replace(end, conv, other)
+                    return
+
+    def _replace(self, end: fx.Node, conv: fx.Node, extra: Any) -> None:
+        """``end`` becomes one call; where a folded shortcut is added, its bias goes along."""
+        with self.graph.inserting_before(end):
+            kernel, bias = self._tensors(conv)
+            if isinstance(extra, fx.Node) and (shortcut := self._conv_before(extra)) is not None:
+                more_kernel, more_bias = self._tensors(shortcut)
+                extra = self.graph.call_function(beside, (shortcut.args[0], more_kernel, *self._shape(shortcut)))
+                bias = self.graph.call_function(operator.add, (bias, more_bias))
+            fused = self.graph.call_function(convolution, (conv.args[0], extra, kernel, bias, *self._shape(conv)))
+        end.replace_all_uses_with(fused)
+
+    def _conv_before(self, node: fx.Node) -> fx.Node | None:
+        """The convolution whose BatchNorm ``node`` is; neither may have another user."""
+        if node.op != "call_module" or not isinstance(self.modules[str(node.target)], nn.BatchNorm2d) or len(node.users) != 1:
+            return None
+        conv = node.args[0]
+        plain = isinstance(conv, fx.Node) and conv.op == "call_module" and len(conv.users) == 1
+        if not isinstance(conv, fx.Node) or not plain or not _suits(self.modules[str(conv.target)]):
+            return None
+        pair = Pair(str(conv.target), str(node.target), self.modules[str(node.target)].eps)
+        if pair not in self.pairs:
+            self.pairs.append(pair)
+        return conv
+
+    def _tensors(self, conv: fx.Node) -> tuple[fx.Node, fx.Node]:
+        both = self.graph.call_function(operator.getitem, (self.folded, str(conv.target)))
+        kernel, bias = (self.graph.call_function(operator.getitem, (both, place)) for place in (0, 1))
+        return kernel, bias
+
+    def _shape(self, conv: fx.Node) -> tuple[Any, Any]:
+        layer = self.modules[str(conv.target)]
+        return layer.stride, layer.padding
+
+    def _is_relu(self, node: fx.Node) -> bool:
+        if node.op == "call_module":
+            return isinstance(self.modules[str(node.target)], nn.ReLU)
+        return node.op == "call_function" and node.target in (relu, torch.relu)
+
+
+def _rewritten(traced: fx.GraphModule) -> tuple[Pair, ...]:
+    return _Rewriting(traced).run()
+
+
+def _suits(layer: nn.Module) -> bool:
+    plain = isinstance(layer, nn.Conv2d) and layer.groups == 1 and layer.dilation == (1, 1) and layer.padding_mode == "zeros"
+    return plain and not isinstance(layer.padding, str)
