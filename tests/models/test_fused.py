@@ -7,12 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedecho.core.capture import Precision
 from fedecho.models.fused import convolution, fused_inference
 from fedecho.models.resnet import resnet18
 from fedecho.models.small_cnn import small_cnn
-
-PLAIN = Precision(torch.float32, compiled=False)
 
 
 def lived_in(module: nn.Module) -> nn.Module:
@@ -29,8 +26,8 @@ def lived_in(module: nn.Module) -> nn.Module:
     return module
 
 
-def through(module: nn.Module, images: Tensor, precision: Precision = PLAIN) -> Tensor:
-    fused = fused_inference(copy.deepcopy(module), precision)
+def through(module: nn.Module, images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    fused = fused_inference(copy.deepcopy(module), dtype, compiled=False)
     assert fused is not None
     with torch.no_grad():
         return fused(dict(module.named_parameters()), dict(module.named_buffers()), images, torch.ones(1))
@@ -62,7 +59,7 @@ def test_low_precision_is_as_near_as_the_module_in_low_precision() -> None:
     with torch.no_grad():
         exact = module.eval()(images)
         low = copy.deepcopy(module).to(torch.bfloat16)(images.to(torch.bfloat16)).float()
-        fused = through(module, images, Precision(torch.bfloat16, compiled=False))
+        fused = through(module, images, torch.bfloat16)
     assert float((fused - exact).norm()) < 1.5 * float((low - exact).norm())
 
 
@@ -84,8 +81,8 @@ class Undecided(nn.Module):
 
 
 def test_what_cannot_be_fused_is_left_alone() -> None:
-    assert fused_inference(Undecided(), PLAIN) is None
-    assert fused_inference(nn.Sequential(nn.Conv2d(3, 3, 1), nn.ReLU()), PLAIN) is None
+    assert fused_inference(Undecided(), torch.float32, compiled=False) is None
+    assert fused_inference(nn.Sequential(nn.Conv2d(3, 3, 1), nn.ReLU()), torch.float32, compiled=False) is None
 
 
 def test_a_norm_with_another_user_is_not_folded_away() -> None:
@@ -98,4 +95,4 @@ def test_a_norm_with_another_user_is_not_folded_away() -> None:
             y = self.norm(self.conv(x))
             return torch.relu(y) - y
 
-    assert fused_inference(Shared(), PLAIN) is None
+    assert fused_inference(Shared(), torch.float32, compiled=False) is None

@@ -4,7 +4,7 @@ A ResNet's inference waits for memory: unfused, every activation is written, rea
 """
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +12,6 @@ import torch
 from torch import Tensor, fx, nn
 from torch.func import functional_call
 from torch.nn.functional import conv2d, relu
-
-from fedecho.core.capture import Forward, Precision
 
 Folded = dict[str, tuple[Tensor, Tensor]]
 """Kernel and bias of each convolution, by its name."""
@@ -28,7 +26,11 @@ class Pair:
     eps: float
 
 
-def fused_inference(module: nn.Module, precision: Precision) -> Forward | None:
+Inference = Callable[[Mapping[str, Tensor], Mapping[str, Tensor], Tensor, Tensor], Tensor]
+"""(parameters, buffers, images, row weights, which play no part here) -> logits."""
+
+
+def fused_inference(module: nn.Module, dtype: torch.dtype, *, compiled: bool) -> Inference | None:
     """The module in ``eval`` as a function of its tensors, or None where there is nothing to fuse or it cannot be traced."""
     try:
         traced = fx.symbolic_trace(module.eval())
@@ -37,14 +39,14 @@ def fused_inference(module: nn.Module, precision: Precision) -> Forward | None:
     pairs = _rewritten(traced)
     if not pairs:
         return None
-    fold = torch.compile(_fold, dynamic=False) if precision.compiled else _fold
+    fold = torch.compile(_fold, dynamic=False) if compiled else _fold
     left = list(traced.state_dict())
 
     def forward(params: Mapping[str, Tensor], buffers: Mapping[str, Tensor], images: Tensor, row_weight: Tensor) -> Tensor:
         tensors = {**params, **buffers}
-        folded = fold(pairs, tensors, precision.dtype)
-        rest = {name: tensors[name].to(precision.dtype) for name in left}
-        logits: Tensor = functional_call(traced, rest, (images.to(precision.dtype), folded))
+        folded = fold(pairs, tensors, dtype)
+        rest = {name: tensors[name].to(dtype) for name in left}
+        logits: Tensor = functional_call(traced, rest, (images.to(dtype), folded))
         return logits.float()
 
     return forward
