@@ -33,6 +33,7 @@ LORA = (
     "task.lora_rank=16",
     "task.lora_targets=q_proj,v_proj",
     "task.eval_batch=330",
+    "local.batch_size=32",
 )
 LORA_LR = ("local.client_lr=2e-4",)
 LORA_TAMED = ("local.client_lr=2e-4", "algorithm.server_lr=1e-3")
