@@ -71,7 +71,7 @@ def adam_update(distiller: Distiller, precision: Precision) -> AdamUpdate:
         if low is not params:
             low.copy_(params)
 
-    return torch.compile(update, dynamic=False) if precision.compiled else update
+    return precision.compile(update)
 
 
 class InferGraph:

@@ -120,7 +120,7 @@ def _shared_forward(description: str, training: bool, precision: Precision, devi
 
 @cache
 def _shared_inference(description: str, precision: Precision, device: str, template: _Template) -> Forward | None:
-    return fused_inference(template.module.to(device), precision.dtype, compiled=precision.compiled)
+    return fused_inference(template.module.to(device), precision.dtype, precision.compile)
 
 
 def _on(task: Task, device: str, precision: Precision) -> Task:

@@ -26,11 +26,12 @@ class Pair:
     eps: float
 
 
+Fold = Callable[[tuple["Pair", ...], Mapping[str, Tensor], torch.dtype], Folded]
 Inference = Callable[[Mapping[str, Tensor], Mapping[str, Tensor], Tensor, Tensor], Tensor]
 """(parameters, buffers, images, row weights, which play no part here) -> logits."""
 
 
-def fused_inference(module: nn.Module, dtype: torch.dtype, *, compiled: bool) -> Inference | None:
+def fused_inference(module: nn.Module, dtype: torch.dtype, compiled: Callable[[Fold], Fold]) -> Inference | None:
     """The module in ``eval`` as a function of its tensors, or None where there is nothing to fuse or it cannot be traced."""
     try:
         traced = fx.symbolic_trace(module.eval())
@@ -39,7 +40,7 @@ def fused_inference(module: nn.Module, dtype: torch.dtype, *, compiled: bool) ->
     pairs = _rewritten(traced)
     if not pairs:
         return None
-    fold = torch.compile(_fold, dynamic=False) if compiled else _fold
+    fold = compiled(_fold)
     left = list(traced.state_dict())
 
     def forward(params: Mapping[str, Tensor], buffers: Mapping[str, Tensor], images: Tensor, row_weight: Tensor) -> Tensor:

@@ -179,7 +179,7 @@ def batch_under_cursor(task: Capturable, precision: Precision) -> BatchOf:
         images, labels = pick(resident, mine[0], mine[1])
         return images.to(precision.dtype), labels, row_weights.index_select(0, cursor)[0]
 
-    return torch.compile(batch, dynamic=False) if precision.compiled else batch
+    return precision.compile(batch)
 
 
 def weighted_loss(task: Capturable, precision: Precision) -> LossOf:
@@ -189,7 +189,7 @@ def weighted_loss(task: Capturable, precision: Precision) -> LossOf:
     def loss(logits: Tensor, labels: Tensor, row_weight: Tensor) -> Tensor:
         return (row_losses(logits, labels) * row_weight).sum()
 
-    return torch.compile(loss, dynamic=False) if precision.compiled else loss
+    return precision.compile(loss)
 
 
 Update = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None], None]
@@ -212,4 +212,4 @@ def sgd_update(local: LocalTraining, precision: Precision) -> Update:
         if low is not params:
             low.copy_(params)
 
-    return torch.compile(update, dynamic=True) if precision.compiled else update
+    return precision.compile(update, dynamic=True)
