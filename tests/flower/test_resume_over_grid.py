@@ -251,7 +251,7 @@ def test_a_finished_folder_another_experiment_and_a_second_server_are_refused(tm
     grid = grid_for(experiment)
 
     def start_another(order: Message, reply: Message) -> Message:
-        with pytest.raises(ConfigError, match="another server is at work"):
+        with pytest.raises(ConfigError, match="in use by another process"):
             run(experiment, grid_for(experiment), tmp_path / "two")
         return reply
 

@@ -1,12 +1,11 @@
 """A deployed run's folder: the record, checkpoints and summary of a simulation, kept while the run goes on over a network."""
 
-import fcntl
 import json
-import os
 import platform
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from math import nan
 from pathlib import Path
@@ -23,6 +22,7 @@ from fedecho.core.server import Server
 from fedecho.core.types import Lost
 from fedecho.experiments.accounting import reports, spent
 from fedecho.experiments.config import ConfigError, differences, fingerprint
+from fedecho.experiments.folder import owned
 from fedecho.experiments.identity import is_finished, model_digest
 from fedecho.experiments.record import RECORD, Line, Mark, Record, arrivals_digest, read_header
 from fedecho.experiments.run import MODEL
@@ -74,7 +74,7 @@ class Journal:
         self.identity, self.server, self.transport, self.layout = identity, server, transport, layout
         self.folder = folder
         self._say = say
-        self._lock: int | None = None
+        self._held = ExitStack()
         self._save_cost_s = 0.0
         self._saved_at = 0.0
         self.num_moments = 0
@@ -84,14 +84,13 @@ class Journal:
         try:
             self.record = self._open()
         except BaseException:
-            self._unlock()
+            self._held.close()
             raise
 
     def _open(self) -> Record:
         if self.folder is None:
             return Record.in_memory(_Nodes())
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._lock = _locked(self.folder)
+        self._held.enter_context(owned(self.folder, self._say))
         if is_finished(self.folder):
             raise ConfigError(f"{self.folder} already holds a finished run: choose another folder (out)")
         if not (self.folder / RECORD).exists():
@@ -114,8 +113,7 @@ class Journal:
         self.num_moments += 1
         self.record.moment(moment)
         if moment.step is not None and scores is not None:
-            own = {"event": "evaluation", "version": moment.step.model.version, "time": moment.time}
-            self.record.write({**scores, **own, "real_s": round(moment.time, 3)})
+            self.record.evaluation(moment.step.model.version, moment.time, scores, {"real_s": round(moment.time, 3)})
         self.record.flush()
         if moment.step is not None or time.monotonic() - self._saved_at >= SAVE_SHARE * self._save_cost_s:
             self.save()
@@ -186,12 +184,7 @@ class Journal:
 
     def close(self) -> None:
         self.record.close()
-        self._unlock()
-
-    def _unlock(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        self._held.close()
 
     def _restore(self, folder: Path) -> Mark | None:
         found = load_checkpoint(folder, self._say)
@@ -234,19 +227,6 @@ class Journal:
             "num_params": self.layout.num_params,
             **self.identity.header,
         }
-
-
-def _locked(folder: Path) -> int:
-    """Two servers must not write to one folder; the lock goes with the process, however that ends."""
-    lock = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(lock)
-        raise ConfigError(
-            f"another server is at work on {folder}: stop it first (flwr stop), or choose another folder"
-        ) from None
-    return lock
 
 
 def _accuracies(lines: list[Line]) -> Line:

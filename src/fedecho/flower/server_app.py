@@ -57,15 +57,10 @@ def run_experiment(
     **options: Any,
 ) -> Summary:
     """The experiment with its clients on a grid; ``runtimes`` and ``faults`` are the simulator's and play no part."""
-    if experiment.attack.kind != "none":
-        raise ConfigError(
-            f"attack.kind = {experiment.attack.kind!r} is the simulator's: a deployment has no attackers of its own"
-        )
+    _check(experiment)
     network = bound_network(experiment.task, experiment.seed)
     student = student_of(experiment, lambda: student_for(network, experiment.task, distiller_of(experiment)))
     server = server_of(experiment, network, student)
-    if experiment.privacy.on:
-        check_accountant()
     transport = GridTransport(
         grid=grid, codec=Codec(network.layout), num_clients=server.num_clients, waiting=waiting, say=say, **options
     )
@@ -73,15 +68,6 @@ def run_experiment(
     def evaluate(model: GlobalModel) -> dict[str, Any]:
         network.load(model.weights)
         return dict(experiment.task.evaluate(network.module.eval()))
-
-    state = RunState(experiment.num_versions)
-
-    def watch(moment: Moment, scores: dict[str, Any] | None) -> None:
-        state.see(moment, scores)
-        if moment.receipt.status in ("rejected", "lost"):
-            say(f"client {moment.receipt.client}: {moment.receipt.status}, {moment.receipt.reason}")
-        if moment.step is not None:
-            say(f"version {state.version}/{state.num_versions}  {state.text}")
 
     journal = Journal(_identity(experiment), server, transport, network.layout, out, say)
     if journal.resumed:
@@ -95,10 +81,33 @@ def run_experiment(
             evaluate=evaluate,
             eval_every=experiment.eval_every,
             dispatch_after_step=experiment.dispatch_after_step,
-            watch=watch,
+            watch=_telling(experiment.num_versions, say),
         )
     finally:
         journal.close()
+
+
+def _check(experiment: Experiment) -> None:
+    if experiment.attack.kind != "none":
+        raise ConfigError(
+            f"attack.kind = {experiment.attack.kind!r} is the simulator's: a deployment has no attackers of its own"
+        )
+    if experiment.privacy.on:
+        check_accountant()
+
+
+def _telling(num_versions: int, say: Say) -> Callable[[Moment, dict[str, Any] | None], None]:
+    """Every version, and every client that was refused or lost."""
+    state = RunState(num_versions)
+
+    def watch(moment: Moment, scores: dict[str, Any] | None) -> None:
+        state.see(moment, scores)
+        if moment.receipt.status in ("rejected", "lost"):
+            say(f"client {moment.receipt.client}: {moment.receipt.status}, {moment.receipt.reason}")
+        if moment.step is not None:
+            say(f"version {state.version}/{state.num_versions}  {state.text}")
+
+    return watch
 
 
 def _identity(experiment: Experiment) -> Identity:
