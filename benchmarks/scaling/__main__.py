@@ -1,10 +1,10 @@
 """What an update costs beyond training, against N, Mc, M, model size, |U| and workers, with the exponents.
 
-    python -m benchmarks.scaling                     some four minutes; writes results/scaling/scaling.json,
-                                                     the numbers in docs/scaling.md and its pictures
-    python -m benchmarks.scaling clients model       only these axes; the others keep their results
-    python -m benchmarks.scaling --quick             seconds; prints the table and writes nothing
-    python -m benchmarks.scaling --page              measures nothing: page and pictures from the file of results
+python -m benchmarks.scaling                     some four minutes; writes results/scaling/scaling.json,
+                                                 the numbers in docs/scaling.md and its pictures
+python -m benchmarks.scaling clients model       only these axes; the others keep their results
+python -m benchmarks.scaling --quick             seconds; prints the table and writes nothing
+python -m benchmarks.scaling --page              measures nothing: page and pictures from the file of results
 """
 
 import argparse

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.derived import rounded
-from benchmarks.scaling import flow as flows
-from benchmarks.scaling.flow import Flow
+from benchmarks.scaling.flow import Flow, echo, fill_bank, flow, python_bytes
 from benchmarks.scaling.measure import Subject, interleaved
 from benchmarks.scaling.workers import workers_axis
 from benchmarks.slopes import halvings, power_law
+from fedecho.algorithms import CA2FL, FADAS, FedBuff
 
 SECONDS, VERSION, BYTES = "s per update", "s per version", "bytes"
 Told = Callable[[str], None]
@@ -64,9 +64,7 @@ def series(name: str, unit: str, x: list[float], y: list[float], since: float = 
     return {"name": name, "unit": unit, "x": x, "y": [rounded(value) for value in y], "fit": fit, **more}
 
 
-def timed(
-    named: dict[str, tuple[list[Subject], float]], unit: str, size: Size, told: Told, where: str
-) -> list[dict[str, Any]]:
+def timed(named: dict[str, tuple[list[Subject], float]], unit: str, size: Size, told: Told, where: str) -> list[dict[str, Any]]:
     """All curves of an axis in the same rounds. The float beside a curve's subjects is where its line begins."""
     everything = [subject for subjects, _ in named.values() for subject in subjects]
     found = interleaved(everything, size.rounds, size.chunk_s, lambda: told(where))
@@ -83,22 +81,22 @@ def subject(x: float, made: Flow, *, per: str = SECONDS, warm_up: int = 3) -> Su
 
 
 def clients(size: Size, told: Told) -> list[dict[str, Any]]:
-    plain = [subject(n, flows.fedbuff(int(n), 64, 100, 10)) for n in size.clients]
-    echoes = {n: flows.fill_bank(flows.fedecho(int(n), 64, 740, 10, 20)) for n in size.banked}
+    plain = [subject(n, flow(FedBuff(buffer_size=10), int(n), 64, 100)) for n in size.clients]
+    echoes = {n: fill_bank(echo(int(n), 64, 740, 10, 20)) for n in size.banked}
     found = timed(
         {"FedBuff": (plain, 0), "FedEcho, every client heard": ([subject(n, made) for n, made in echoes.items()], 0)},
         SECONDS, size, told, "N",
     )  # fmt: skip
     banks = [float(made.server.state.bank.num_bytes) for made in echoes.values()]
     told("N")
-    held = [float(flows.python_bytes(int(n))) for n in size.clients]
+    held = [float(python_bytes(int(n))) for n in size.clients]
     found.append(series("server, transport and runtimes", BYTES, size.clients, held, 10_000 if size is FULL else 0))
     found.append(series("FedEcho's bank, |U| = 20, C = 10", BYTES, size.banked, banks))
     return found
 
 
 def concurrency(size: Size, told: Told) -> list[dict[str, Any]]:
-    made = {mc: flows.fedbuff(20_000, int(mc), 100, 10) for mc in size.concurrency}
+    made = {mc: flow(FedBuff(buffer_size=10), 20_000, int(mc), 100) for mc in size.concurrency}
     # 20 Mc updates pass before anything is timed: then slow clients have come home, and versions as old as they are alive.
     subjects = [subject(mc, one, warm_up=max(3, 2 * int(mc))) for mc, one in made.items()]
     found = timed({"FedBuff": (subjects, 0)}, SECONDS, size, told, "Mc")
@@ -109,40 +107,44 @@ def concurrency(size: Size, told: Told) -> list[dict[str, Any]]:
 
 def buffers(size: Size, told: Told) -> list[dict[str, Any]]:
     late = 16 if size is FULL else 0
+    plain = [flow(FedBuff(buffer_size=int(m)), 5000, 100, 100_000) for m in size.buffers]
+    taught = [echo(5000, 100, 4736, int(m), 200) for m in size.buffers]
     named = {
-        "FedBuff, d = 100,000": ([subject(m, flows.fedbuff(5000, 100, 100_000, int(m)), per=VERSION) for m in size.buffers], late),
-        "FedEcho, d = 4,736, |U| = 200": (
-            [subject(m, flows.fedecho(5000, 100, 4736, int(m), 200), per=VERSION) for m in size.buffers], late,
-        ),
-    }  # fmt: skip
+        name: ([subject(m, one, per=VERSION) for m, one in zip(size.buffers, mine, strict=True)], late)
+        for name, mine in {"FedBuff, d = 100,000": plain, "FedEcho, d = 4,736, |U| = 200": taught}.items()
+    }
     return timed(named, VERSION, size, told, "M")
 
 
 def params(size: Size, told: Told) -> list[dict[str, Any]]:
     late = 1e5 if size is FULL else 0
     made = {
-        "FedBuff": [flows.fedbuff(20, 4, int(d), 4) for d in size.params],
-        "FADAS": [flows.fadas(20, 4, int(d), 4) for d in size.params],
-        "CA2FL, N = 20": [flows.ca2fl(20, 4, int(d), 4) for d in size.params],
-        "FedEcho, |U| = 50": [flows.fedecho(20, 4, int(d), 4, 50) for d in size.params],
+        "FedBuff": [flow(FedBuff(buffer_size=4), 20, 4, int(d)) for d in size.params],
+        "FADAS": [flow(FADAS(buffer_size=4), 20, 4, int(d)) for d in size.params],
+        "CA2FL, N = 20": [flow(CA2FL(buffer_size=4, num_clients=20), 20, 4, int(d)) for d in size.params],
+        "FedEcho, |U| = 50": [echo(20, 4, int(d), 4, 50) for d in size.params],
     }
+    held = {name: [_bytes_after(one, 5) for one in mine] for name, mine in made.items()}
     named = {
         name: ([subject(d, one, warm_up=1) for d, one in zip(size.params, mine, strict=True)], late)
         for name, mine in made.items()
     }
     found = timed(named, SECONDS, size, told, "d")
-    for name, mine in made.items():
-        found.append(series(name, BYTES, size.params, [float(one.tensor_bytes) for one in mine], late))
-    return found
+    return found + [series(name, BYTES, size.params, mine, late) for name, mine in held.items()]
+
+
+def _bytes_after(made: Flow, num_versions: int) -> float:
+    made.work(num_versions)
+    return float(made.tensor_bytes)
 
 
 def unlabeled(size: Size, told: Told) -> list[dict[str, Any]]:
     late = 256 if size is FULL else 0
-    quiet = {u: flows.fedecho(20, 10, 4736, 10, int(u), steps=0) for u in size.unlabeled}
+    quiet = {u: echo(20, 10, 4736, 10, int(u), steps=0) for u in size.unlabeled}
     named = {
         "logits into the bank": ([subject(u, made) for u, made in quiet.items()], late),
         "the same, and one pass of distillation": (
-            [subject(u, flows.fedecho(20, 10, 4736, 10, int(u))) for u in size.unlabeled],
+            [subject(u, echo(20, 10, 4736, 10, int(u))) for u in size.unlabeled],
             late,
         ),
     }

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedecho.algorithms import CA2FL, FADAS, FedBuff, FedEcho
+from fedecho.algorithms import FedBuff, FedEcho
 from fedecho.core.checkpoint import encode
 from fedecho.core.drive import drive
 from fedecho.core.layout import Layout
@@ -29,7 +29,10 @@ class Flow:
 
     server: Server[Any]
     transport: VirtualTransport
-    buffer_size: int
+
+    @property
+    def buffer_size(self) -> int:
+        return int(self.server.algorithm.buffer_size)  # type: ignore[attr-defined]
 
     def work(self, num_versions: int) -> None:
         drive(self.server, self.transport, num_versions=self.server.model.version + num_versions)
@@ -42,7 +45,7 @@ class Flow:
         return sum(tensor.nbytes for tensor in tensors.values())
 
 
-def flow(*, algorithm: Any, num_clients: int, concurrency: int, num_params: int, buffer_size: int) -> Flow:
+def flow(algorithm: Any, num_clients: int, concurrency: int, num_params: int) -> Flow:
     """Every client answers with the same small update at once; when, is drawn from the paper's large runtimes."""
     delta, nothing = torch.full((num_params,), 1e-6), torch.zeros(0)
     server = Server(
@@ -54,31 +57,10 @@ def flow(*, algorithm: Any, num_clients: int, concurrency: int, num_params: int,
     )
     executor = SerialExecutor(lambda job: ClientUpdate(job.dispatch.client, job.dispatch.model.version, delta, nothing, 1, 1))
     runtimes = Runtimes().assign([1] * num_clients, 0)
-    return Flow(server, VirtualTransport(executor=executor, runtimes=runtimes, num_clients=num_clients, seed=0), buffer_size)
+    return Flow(server, VirtualTransport(executor=executor, runtimes=runtimes, num_clients=num_clients, seed=0))
 
 
-def fedbuff(num_clients: int, concurrency: int, num_params: int, buffer_size: int) -> Flow:
-    algorithm = FedBuff(buffer_size=buffer_size)
-    return flow(
-        algorithm=algorithm, num_clients=num_clients, concurrency=concurrency, num_params=num_params, buffer_size=buffer_size
-    )
-
-
-def fadas(num_clients: int, concurrency: int, num_params: int, buffer_size: int) -> Flow:
-    algorithm = FADAS(buffer_size=buffer_size)
-    return flow(
-        algorithm=algorithm, num_clients=num_clients, concurrency=concurrency, num_params=num_params, buffer_size=buffer_size
-    )
-
-
-def ca2fl(num_clients: int, concurrency: int, num_params: int, buffer_size: int) -> Flow:
-    algorithm = CA2FL(buffer_size=buffer_size, num_clients=num_clients)
-    return flow(
-        algorithm=algorithm, num_clients=num_clients, concurrency=concurrency, num_params=num_params, buffer_size=buffer_size
-    )
-
-
-def fedecho(
+def echo(
     num_clients: int, concurrency: int, num_params: int, buffer_size: int, num_unlabeled: int, steps: int | None = None
 ) -> Flow:
     """FedEcho over FedBuff; ``steps`` = Q (None: one pass over U in batches of 50, 0: no distillation)."""
@@ -87,11 +69,9 @@ def fedecho(
     network = Layout.of(module).bind(module)
     unlabeled = torch.randn(num_unlabeled, INPUTS, generator=torch.Generator().manual_seed(0))
     student = Student(network, lambda module, rows: module(unlabeled[rows]), num_unlabeled)
-    algorithm = FedEcho(
-        inner=FedBuff(buffer_size=buffer_size), distiller=Distiller(num_distill_steps=steps), seed=0, student=student
-    )
-    size = network.layout.num_params
-    return flow(algorithm=algorithm, num_clients=num_clients, concurrency=concurrency, num_params=size, buffer_size=buffer_size)
+    inner, distiller = FedBuff(buffer_size=buffer_size), Distiller(num_distill_steps=steps)
+    algorithm = FedEcho(inner=inner, distiller=distiller, seed=0, student=student)
+    return flow(algorithm, num_clients, concurrency, network.layout.num_params)
 
 
 def fill_bank(made: Flow) -> Flow:
@@ -106,7 +86,7 @@ def python_bytes(num_clients: int) -> int:
     """What a server, its transport and the clients' runtimes hold in Python's memory, tensors apart."""
     tracemalloc.start()
     try:
-        made = fedbuff(num_clients, min(64, num_clients), 10, 10)
+        made = flow(FedBuff(buffer_size=10), num_clients, min(64, num_clients), 10)
         made.work(1)
         return tracemalloc.get_traced_memory()[0]
     finally:

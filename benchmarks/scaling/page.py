@@ -10,7 +10,10 @@ Results = dict[str, Any]
 
 def parts(results: Results) -> dict[str, str]:
     """One table an axis, the table of exponents, and the machine."""
-    named = {name: axis_table(results["axes"][name]["series"], AXES[name].letter) for name in AXES}
+    named = {
+        name: f"{axis_table(results['axes'][name]['series'], axis.letter)}\n\nHeld fixed: {axis.fixed}."
+        for name, axis in AXES.items()
+    }
     return {"exponents": summary(results), **named, "machine": made_on(results)}
 
 
@@ -22,7 +25,8 @@ def summary(results: Results) -> str:
             error = "" if fit["error"] is None else f" ± {fit['error']:.2f}"
             over = f"{count(fit['from'])} … {count(fit['to'])}"
             ends = f"{quantity(curve['y'][0], curve['unit'])} → {quantity(curve['y'][-1], curve['unit'])}"
-            rows.append([AXES[name].letter, curve["name"], curve["unit"], ends, over, f"{fit['exponent']:.2f}{error}".replace("-", "−")])
+            exponent = f"{fit['exponent']:.2f}{error}".replace("-", "−")
+            rows.append([AXES[name].letter, curve["name"], curve["unit"], ends, over, exponent])
     head = ["grows", "of", "unit", "from the first point to the last", "fitted over", "exponent ± s.e."]
     return table(head, rows)
 
@@ -59,4 +63,5 @@ def quantity(value: float, unit: str) -> str:
 
 def made_on(results: Results) -> str:
     made, seconds = results["made"], sum(axis["seconds"] for axis in results["axes"].values())
-    return f"`python -m benchmarks.scaling`: {seconds} s on {made['cores']}, Python {made['python']}, torch {made['torch']}, one thread."
+    where = f"{made['cores']}, Python {made['python']}, torch {made['torch']}, one thread"
+    return f"`python -m benchmarks.scaling`: {seconds} s on {where}."

@@ -78,14 +78,19 @@ def staleness(results: Results) -> str:
     for sweep, name in (("slow", "slow tenth × {:g}"), ("Mc", "Mc = {:g}")):
         for buff, taught in zip(rows_of(results, sweep, FEDBUFF), rows_of(results, sweep, FEDECHO), strict=True):
             known = [f"{buff['mean_staleness']:.1f}", f"{buff['max_staleness']}", f"{buff['average_max']:.1f}"]
-            squares = [f"{interval(row['mean_square']).mean:.4f} ± {interval(row['mean_square']).half_width:.4f}" for row in (buff, taught)]
+            squares = [
+                f"{interval(row['mean_square']).mean:.4f} ± {interval(row['mean_square']).half_width:.4f}"
+                for row in (buff, taught)
+            ]
             lines.append([name.format(buff["x"]), *known, *squares])
     return table(["", "mean τ", "τ_max", "τ_avg", "FedBuff", "FedEcho"], lines)
 
 
+def _figures(found: Interval) -> str:
+    return f"{found.mean:.4f} ± {found.half_width:.4f}"
+
+
 def made_on(results: Results) -> str:
-    made = results["made"]
-    return (
-        f"`python -m benchmarks.theory`: {results['problem']['seeds']} seeds, {made['seconds']} s in {made['workers']} processes on "
-        f"{made['cores']}, Python {made['python']}, torch {made['torch']}."
-    )
+    made, seeds = results["made"], results["problem"]["seeds"]
+    where = f"{made['cores']}, Python {made['python']}, torch {made['torch']}"
+    return f"`python -m benchmarks.theory`: {seeds} seeds, {made['seconds']} s in {made['workers']} processes on {where}."

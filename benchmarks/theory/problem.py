@@ -4,9 +4,11 @@ All clients see the same inputs a_1 .. a_n and label them differently (B_i, one-
 
     F_i(W) = mean_n CE(W a_n, B_i[n]) + c sum_jk r(W_jk),     r(w) = w^2 / (1 + w^2)
 
-* L. The Hessian of the first part is at most 1/2 times that of |W a|^2 / 2, and r'' lies between -1/2 and 2. So every F_i is L-smooth with
-  L = lambda_max(A'A / n) / 2 + 2 c, and with two classes the Hessian at W = 0 has that very eigenvalue. Where |w| > 1/sqrt(3), r is concave.
-* sigma_g. Labels enter the gradient linearly: grad F_i - grad f = -(B_i - mean B)'A / n at EVERY W. Its mean square is sigma_g^2, exactly.
+* L. The Hessian of the first part is at most 1/2 times that of |W a|^2 / 2, and r'' lies between -1/2 and 2. So every F_i is
+  L-smooth with L = lambda_max(A'A / n) / 2 + 2 c, and with two classes the Hessian at W = 0 has that very eigenvalue. Where
+  |w| > 1/sqrt(3), r is concave.
+* sigma_g. Labels enter the gradient linearly: grad F_i - grad f = -(B_i - mean B)'A / n at EVERY W. Its mean square is
+  sigma_g^2, exactly.
 * sigma_l. A stochastic gradient is the gradient plus Gaussian noise of total variance sigma_l^2.
 * f_* is the one number found by computing: the lowest value that descents from many starts reach.
 

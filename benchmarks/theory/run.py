@@ -24,7 +24,7 @@ from fedecho.simulation.transport import VirtualTransport
 
 FEDBUFF, FEDECHO = "FedBuff", "FedEcho"
 FIXED_LOCAL, STRONG_ECHO = "FedBuff, fixed η_l", "FedEcho, η_d ~ T^-1/2"
-"""Two that break the theorem's conditions on purpose: eta_l is that of ``FIXED_AT`` versions whatever T is; eta_d Q = eta eta_l K."""
+"""Two that break the theorem's conditions on purpose: eta_l of ``FIXED_AT`` versions whatever T is, and eta_d Q = eta eta_l K."""
 FIXED_AT = 256
 DISTILL_CONSTANT = 64.0
 """The constant in eta_d's Theta. With 1, FedEcho's figures are FedBuff's to three digits."""

@@ -11,7 +11,18 @@ from benchmarks.derived import filled
 from benchmarks.theory.__main__ import PAGE, RESULTS
 from benchmarks.theory.page import exponent, parts, rows_of
 from benchmarks.theory.problem import CLASSES, Floats, Problem, make_problem
-from benchmarks.theory.run import FEDBUFF, FEDECHO, FIXED_AT, PLAIN, Setting, double_network, rates_of, run, the_problem, trained
+from benchmarks.theory.run import (
+    FEDBUFF,
+    FEDECHO,
+    FIXED_AT,
+    PLAIN,
+    Setting,
+    double_network,
+    rates_of,
+    run,
+    the_problem,
+    trained,
+)
 from benchmarks.theory.sweeps import FULL, Size, points, swept
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -85,7 +96,10 @@ def test_a_clients_noise_has_the_variance_sigma_l() -> None:
 
 def test_the_distillers_step_is_the_plain_clipped_one() -> None:
     """Equation (2) of the paper in five lines of torch, beside the library's Adam with a very large eps."""
-    unlabeled, teacher = torch.from_numpy(PROBLEM.unlabeled), torch.randn(64, CLASSES, generator=torch.Generator().manual_seed(0))
+    unlabeled, teacher = (
+        torch.from_numpy(PROBLEM.unlabeled),
+        torch.randn(64, CLASSES, generator=torch.Generator().manual_seed(0)),
+    )
     network = double_network(PROBLEM.inputs.shape[1])
     student = Student(network, lambda module, rows: module(unlabeled[rows]), 64)
     distiller = Distiller(distill_lr=0.1 * PLAIN, eps=PLAIN, beta1=0.0, num_distill_steps=3, batch_size=16, clip_norm=0.05)
