@@ -27,7 +27,7 @@ class Size:
     unlabeled: list[float] = field(default_factory=lambda: halvings(16, 16384, 4))
     workers: list[int] = field(default_factory=lambda: [1, 2, 4])
     rounds: int = 9
-    worker_rounds: int = 3
+    worker_rounds: int = 4
     chunk_s: float = 0.06
 
 

@@ -57,7 +57,7 @@ def count(value: float) -> str:
 def quantity(value: float, unit: str) -> str:
     """Three digits with a unit that suits them."""
     steps = [(1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B")] if unit == BYTES else [(1, "s"), (1e-3, "ms"), (1e-6, "µs")]
-    scale, name = next((step for step in steps if value >= step[0]), steps[-1])
+    scale, name = next((step for step in steps if value >= 0.9999 * step[0]), steps[-1])
     return f"{value / scale:.3g} {name}"
 
 

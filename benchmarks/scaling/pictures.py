@@ -7,9 +7,9 @@ import numpy as np
 
 from benchmarks.drawing import COLORS, MARKERS, drawing, log_log
 from benchmarks.scaling.axes import AXES, BYTES
-from benchmarks.scaling.page import Results
+from benchmarks.scaling.page import Results, quantity
 
-WORDS = {"s per update": "seconds per update", "s per version": "seconds per version", BYTES: "bytes"}
+WORDS = {"s per update": "time per update", "s per version": "time per version", BYTES: "memory"}
 
 
 def draw_all(results: Results, folder: Path, kind: str = "svg") -> None:
@@ -24,13 +24,23 @@ def draw_axis(name: str, curves: list[dict[str, Any]], path: Path) -> None:
             mine = [curve for curve in curves if curve["unit"] == unit]
             for place, curve in enumerate(mine):
                 _curve(axes, curve, place)
-            log_log(axes, f"{AXES[name].title}: {WORDS[unit]}", AXES[name].letter, "")
-            low, high = axes.get_ylim()
-            axes.set_ylim(low, high * (high / low) ** (0.09 * len(mine) + 0.1))  # room for the legend
+            more = " (dotted: serial)" if name == "workers" else ""
+            log_log(axes, f"{AXES[name].title}: {WORDS[unit]}{more}", AXES[name].letter, "")
+            _upright(axes, unit, len(mine))
             axes.legend(loc="upper left")
             if name == "workers":
                 axes.set_xticks(curves[0]["x"], [f"{x:g}" for x in curves[0]["x"]])
                 axes.minorticks_off()
+
+
+def _upright(axes: Any, unit: str, num_curves: int) -> None:
+    """Two decades at least, so that what is flat looks flat; room for the legend; ticks in words."""
+    low, high = axes.get_ylim()
+    spare = max(1.0, (100 * low / high) ** 0.5)
+    low, high = low / spare, high * spare
+    axes.set_ylim(low, high * (high / low) ** (0.08 * num_curves))
+    axes.yaxis.set_major_formatter(lambda value, place: quantity(value, unit))
+    axes.yaxis.set_minor_formatter("")
 
 
 def _curve(axes: Any, curve: dict[str, Any], place: int) -> None:

@@ -17,8 +17,8 @@ from fedecho.experiments.build import MakeTrainer, assembled
 from fedecho.simulation.executors.executor import Executor
 from fedecho.simulation.executors.pool import PoolExecutor
 
-JOBS = {"training of some 60 ms": ["task.width=64", "local.batch_size=32"], "one step on 2 samples": ["task.width=1"]}
-UPDATES = {"training of some 60 ms": 40, "one step on 2 samples": 600}
+JOBS = {"two epochs of a CNN": ["task.width=64", "local.batch_size=32"], "one step on 2 samples": ["task.width=1"]}
+UPDATES = {"two epochs of a CNN": 40, "one step on 2 samples": 600}
 
 
 def workers_axis(size: Any, told: Callable[[str], None]) -> list[dict[str, Any]]:
@@ -63,17 +63,17 @@ def seconds_per_update(experiment: Experiment, workers: int, updates: int) -> fl
 
 
 def _series(name: str, workers: list[int], times: np.ndarray) -> dict[str, Any]:
-    """The exponent is fitted up to the number of cores, round by round; its error is that of the mean over rounds."""
+    """Fitted up to the number of cores. Two points leave no residual, so the error is that of the mean over rounds."""
     found = summed_up([0, *workers], times)
     serial, pools = found[0], found[1:]
-    cores = os.cpu_count() or 1
+    cores = max(2, os.cpu_count() or 1)
     within = [place for place, number in enumerate(workers) if number <= cores]
     x = [float(workers[place]) for place in within]
     lines = [power_law(x, row[[place + 1 for place in within]].tolist()) for row in times]
-    exponents = [line.exponent for line in lines]
+    spread = float(np.std([line.exponent for line in lines], ddof=1)) / len(lines) ** 0.5 if len(lines) > 1 else None
     middle = power_law(x, [pools[place].seconds for place in within])
-    fit = {"from": x[0], "to": x[-1], "exponent": round(float(np.median(exponents)), 3), "scale": rounded(middle.scale)}
-    fit["error"] = round(float(np.std(exponents, ddof=1)) / len(exponents) ** 0.5, 3) if len(exponents) > 1 else None
+    fit = {"from": x[0], "to": x[-1], "exponent": round(middle.exponent, 3), "scale": rounded(middle.scale)}
+    fit["error"] = None if spread is None else round(spread, 3)
     return {
         "name": name,
         "unit": "s per update",
