@@ -8,6 +8,7 @@ python -m benchmarks.theory --page           runs nothing: page and pictures fro
 
 import argparse
 import json
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -15,10 +16,25 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from benchmarks.derived import ROOT, fill, write_json
 from benchmarks.theory.page import parts
 from benchmarks.theory.pictures import draw_all
-from benchmarks.theory.sweeps import FULL, QUICK, swept
+from benchmarks.theory.sweeps import FULL, QUICK, Size, swept
 
 RESULTS = ROOT / "results" / "theory" / "theory.json"
 PAGE = ROOT / "docs" / "theory.md"
+
+
+def watched(size: Size, workers: int) -> dict[str, Any]:
+    """A bar on a terminal, a line every tenth elsewhere."""
+    console = Console(stderr=True)
+    columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("runs", total=None)
+
+        def told(done: int, total: int) -> None:
+            progress.update(bar, completed=done, total=total)
+            if not console.is_terminal and done * 10 // total > (done - 1) * 10 // total:
+                console.print(f"{done} of {total} runs")
+
+        return swept(size, workers, told)
 
 
 def main() -> None:
@@ -27,12 +43,10 @@ def main() -> None:
     parser.add_argument("--page", action="store_true", help="page and pictures from the file of results")
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
+    if options.workers < 1:
+        parser.error(f"--workers must be at least 1, got {options.workers}")
     if not options.page:
-        columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=Console(stderr=True)) as progress:
-            bar = progress.add_task("runs", total=None)
-            told = lambda done, total: progress.update(bar, completed=done, total=total)  # noqa: E731
-            results = swept(QUICK if options.quick else FULL, options.workers, told)
+        results = watched(QUICK if options.quick else FULL, options.workers)
         print("\n\n".join(parts(results).values()))
         if options.quick:
             return

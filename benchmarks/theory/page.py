@@ -57,8 +57,9 @@ def slopes(results: Results) -> str:
             rows = rows_of(results, sweep, method)
             over = f"{sweep} = {rows[0]['x']:g} … {rows[-1]['x']:g}"
             ends = f"{np.mean(rows[0]['mean_square']):.4f} → {np.mean(rows[-1]['mean_square']):.4f}"
-            lines.append([method, over, ends, str(exponent(rows)), str(exponent(rows, "last_half")), rate])
-    head = ["method", "over", "mean square", "slope", "slope of the last half", "theorem"]
+            found = (exponent(rows), exponent(rows[-2:]), exponent(rows, "last_half"))
+            lines.append([method, over, ends, *map(str, found), rate])
+    head = ["method", "over", "mean square", "slope", "between the last two", "last half of each run", "theorem"]
     return table(head, [[cell.replace("-", "−") for cell in line] for line in lines])
 
 

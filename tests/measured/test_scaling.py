@@ -3,6 +3,7 @@
 import doctest
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from benchmarks.scaling.__main__ import PAGE, RESULTS, measured
 from benchmarks.scaling.axes import AXES, QUICK
 from benchmarks.scaling.measure import Subject, interleaved, summed_up
 from benchmarks.scaling.page import parts, quantity, summary
-from benchmarks.scaling.pictures import draw_all
+from benchmarks.scaling.pictures import draw_axis
 from benchmarks.scaling.workers import seconds_per_update
 from hypothesis import given
 from hypothesis import strategies as st
@@ -90,11 +91,11 @@ def test_quantities_and_tables() -> None:
         filled("<!-- made: one -->\n<!-- end -->", {"two": ""})
 
 
-def test_the_page_is_made_of_the_results(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_the_page_is_made_of_the_results(tmp_path: Path) -> None:
     page, results = PAGE.read_text(), json.loads(RESULTS.read_text())
     assert filled(page, parts(results)) == page, "run: python -m benchmarks.scaling --page"
-    draw_all(results, tmp_path)
-    for drawn in tmp_path.iterdir():
-        assert f"pictures/{drawn.name}" in page
-        assert (PAGE.parent / "pictures" / drawn.name).is_file()
-    assert len(list(tmp_path.iterdir())) == len(AXES)
+    for name in AXES:
+        assert f"pictures/scaling-{name}.svg" in page
+        assert (PAGE.parent / "pictures" / f"scaling-{name}.svg").is_file()
+    draw_axis("workers", results["axes"]["workers"]["series"], tmp_path / "drawn.svg")
+    assert "dotted: serial" in (tmp_path / "drawn.svg").read_text()
