@@ -39,6 +39,15 @@ def drawing(path: Path, panels: int = 1, height: float = 2.7) -> Iterator[Any]:
         figure.savefig(path, dpi=200, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
+def plain_ticks(axis: Any, places: list[float] | None = None) -> None:
+    """0.02, 0.05, 0.1 instead of powers of ten, for axes of few decades; or exactly ``places``."""
+    from matplotlib.ticker import FixedLocator, LogLocator
+
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)) if places is None else FixedLocator(places))
+    axis.set_major_formatter(lambda value, place: f"{value:g}")
+    axis.set_minor_formatter("")
+
+
 def log_log(axes: Any, title: str, x_label: str, y_label: str) -> None:
     axes.set(xscale="log", yscale="log", xlabel=x_label, ylabel=y_label)
     axes.set_title(title)

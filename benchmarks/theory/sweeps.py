@@ -53,8 +53,7 @@ def points(size: Size) -> list[Point]:
     """All sweeps at seed 0. Over M, Mc = 4 M keeps the staleness; over the rest, M = 2."""
     found = []
     for method in (FEDBUFF, FEDECHO, FIXED_LOCAL, STRONG_ECHO):
-        versions = size.versions[:-1] if method == STRONG_ECHO and len(size.versions) > 3 else size.versions  # the dearest run
-        found += [Point("T", t, Setting(method=method, num_versions=int(t))) for t in versions]
+        found += [Point("T", t, Setting(method=method, num_versions=int(t))) for t in size.versions]
     for method in (FEDBUFF, FEDECHO):
         plain = Setting(method=method, num_versions=size.fixed_versions)
         found += [Point("M", m, replace(plain, buffer_size=int(m), concurrency=4 * int(m))) for m in size.buffers]
