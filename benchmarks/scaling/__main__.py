@@ -9,6 +9,7 @@ python -m benchmarks.scaling --page              measures nothing: page and pict
 
 import argparse
 import json
+import os
 import time
 from typing import Any
 
@@ -32,7 +33,7 @@ def measured(names: list[str], size: Size) -> dict[str, Any]:
     with Progress(*columns, console=Console(stderr=True)) as progress:
         for name in names:
             began, bar = time.perf_counter(), progress.add_task(f"{name}: warming up", total=None)
-            rounds = 0
+            rounds, load = 0, os.getloadavg()[0]
 
             def told(where: str, name: str = name, bar: Any = bar) -> None:
                 nonlocal rounds
@@ -42,7 +43,7 @@ def measured(names: list[str], size: Size) -> dict[str, Any]:
             curves = AXES[name].measure(size, told)
             progress.update(bar, description=f"{name}: done", total=1, completed=1)
             if curves:
-                found[name] = {"series": curves, "seconds": round(time.perf_counter() - began)}
+                found[name] = {"series": curves, "seconds": round(time.perf_counter() - began), "load": round(load, 1)}
     return found
 
 

@@ -62,6 +62,9 @@ def quantity(value: float, unit: str) -> str:
 
 
 def made_on(results: Results) -> str:
-    made, seconds = results["made"], sum(axis["seconds"] for axis in results["axes"].values())
+    """With how busy the machine was: ratios stand some of it, times do not."""
+    made, axes = results["made"], results["axes"].values()
+    seconds, load = sum(axis["seconds"] for axis in axes), max(axis.get("load", 0.0) for axis in axes)
     where = f"{made['cores']}, Python {made['python']}, torch {made['torch']}, one thread"
-    return f"`python -m benchmarks.scaling`: {seconds} s on {where}."
+    busy = f" The machine's load was up to {load:g} before an axis began: others were at work." if load > 1.5 else ""
+    return f"`python -m benchmarks.scaling`: {seconds} s on {where}.{busy}"
