@@ -1,0 +1,1 @@
+"""What the library costs beyond training, against everything that can grow."""

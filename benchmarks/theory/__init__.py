@@ -1,0 +1,1 @@
+"""The theorem's rates on a problem whose constants are known."""
