@@ -28,7 +28,7 @@ format: $(STAMP)
 	$(BIN)/ruff format
 
 docs: $(STAMP)  ## the site, into site/; every warning is an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: $(STAMP)  ## the simulator beside a bare training loop, what logging costs, a report's time, what the persistent worker gains
 	$(BIN)/python -m benchmarks.overhead
