@@ -41,7 +41,7 @@ class HandPool(PoolExecutor):
         self.processes: list[HandProcess] = []
         super().__init__(num_workers=num_workers, layout=LAYOUT, make_trainer=lambda: None, wanted=wanted)  # type: ignore[arg-type,return-value]
 
-    def _spawn(self) -> _Worker:
+    def _spawn(self, gpu: Any = None) -> _Worker:
         ours, theirs = Pipe()
         self.ends.append(theirs)
         self.processes.append(HandProcess())
