@@ -14,10 +14,14 @@ CPU = torch.device("cpu")
 
 
 class Bench:
-    """Takes jobs whose tensors lie in host memory, and gives their results. Its own executor may run several at once."""
+    """Takes jobs whose tensors lie in host memory, and gives their results. Its own executor may run several at once.
 
-    def __init__(self, layout: Layout, executor: Executor, device: torch.device = CPU) -> None:
+    ``settings`` hold for as long as the bench lives.
+    """
+
+    def __init__(self, layout: Layout, executor: Executor, device: torch.device = CPU, settings: object = None) -> None:
         self.layout = layout
+        self.settings = settings
         self._executor = executor
         self._device = device
         self._versions: dict[int, int] = {}

@@ -48,6 +48,10 @@ class Crew(ABC, Generic[W]):
         self._workers: list[W] = []
         self.num_trained = 0
 
+    @property
+    def num_workers(self) -> int:
+        return len(self._workers)
+
     @abstractmethod
     def _order(self, worker: W, job: Job) -> None:
         """Tell a worker of its next job. Returns at once."""
