@@ -11,10 +11,6 @@ import ray
 
 from fedecho.simulation.executors.ray.address import START, check_reachable
 
-ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # the future way; Ray warns of its present one
-}
 QUIET = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
 
 
@@ -25,7 +21,6 @@ class Cluster:
         self.resource = "GPU" if gpu else "CPU"
         self._ours = not ray.is_initialized()
         if self._ours:
-            os.environ.update(ENVIRONMENT)
             with _our_signals():
                 _join(address) if address else _start(num_workers, gpu)
         try:
