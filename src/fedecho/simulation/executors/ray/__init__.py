@@ -1,6 +1,7 @@
 """Jobs on a Ray cluster, of this machine or of many (extra ``[ray]``)."""
 
 import os
+import sys
 from importlib.util import find_spec
 
 from fedecho.simulation.executors.ray.address import check_address
@@ -16,6 +17,6 @@ ENVIRONMENT = {
 
 def check_ray() -> None:
     """Is there Ray? Its settings are read when it is imported, so they are made here, before that."""
-    if find_spec("ray") is None:
+    if sys.modules.get("ray", ...) is None or find_spec("ray") is None:
         raise ValueError("--executor ray needs Ray: pip install 'fedecho[ray]'")
     os.environ.update(ENVIRONMENT)
