@@ -9,7 +9,7 @@ from typing import Any
 
 import ray
 import torch
-from ray import ObjectRef
+from ray import ObjectRef, cloudpickle
 from ray.exceptions import RayError
 
 from fedecho.core.types import ClientUpdate, GlobalModel
@@ -18,7 +18,7 @@ from fedecho.simulation.executors.bench import CPU, Bench
 from fedecho.simulation.executors.crew import DEPTH, Crew, WorkerError
 from fedecho.simulation.executors.executor import Job
 from fedecho.simulation.executors.ray.cluster import Cluster, alive_nodes
-from fedecho.simulation.executors.ray.seat import Array, Arrays, Errand, Parcel, Seat, Surroundings, arrays_of, software
+from fedecho.simulation.executors.ray.seat import Array, Arrays, Errand, Hello, Parcel, Seat, Surroundings, arrays_of, software
 from fedecho.simulation.executors.worker import Failed
 
 ASKED = 2
@@ -35,6 +35,7 @@ class _Actor:
     handle: Any
     starting: ObjectRef[Any] | None
     """Until it has said hello; it gets no orders before."""
+    hello: Hello | None = None
     orders: dict[int, tuple[Job, Errand]] = field(default_factory=dict)
     asked: dict[ObjectRef[Any], int] = field(default_factory=dict)
     taken: deque[int] = field(default_factory=deque)
@@ -71,7 +72,7 @@ class RayExecutor(Crew[_Actor]):
         self._overlapping = on_gpu
         room = {"num_cpus": 0, "num_gpus": 1} if on_gpu else {"num_cpus": 1}
         self._seat = ray.remote(Seat).options(**room)
-        self._arguments = (ray.put(make_trainer), Surroundings.here())
+        self._arguments = (cloudpickle.dumps(make_trainer), Surroundings.here())
         self._workers = [self._hire() for _ in range(cluster.num_workers)]
         try:
             while not self._ready():  # what cannot start is told before anything else is done
@@ -149,14 +150,14 @@ class RayExecutor(Crew[_Actor]):
         self._losses.pop(number, None)
         self._settle(number, found if isinstance(found, Failed) else self._update(job, found))
 
-    def _welcome(self, worker: _Actor, hello: dict[str, str] | str) -> None:
+    def _welcome(self, worker: _Actor, hello: Hello | str) -> None:
         if isinstance(hello, str):
             raise WorkerError(f"a worker could not start: {hello}")
-        ours = software()
-        other = [f"{name} {hello[name]} and not {ours[name]}" for name in ours if hello[name] != ours[name]]
+        ours, theirs = software(), hello.software
+        other = [f"{name} {theirs[name]} and not {ours[name]}" for name in ours if theirs[name] != ours[name]]
         if other:
-            raise WorkerError(f"a node of the Ray cluster has {', '.join(other)}: install the same on every node")
-        worker.starting = None
+            raise WorkerError(f"the Ray node {hello.host} has {', '.join(other)}: install the same on every node")
+        worker.starting, worker.hello = None, hello
         self._false_starts = 0
 
     def _update(self, job: Job, parcel: Parcel) -> ClientUpdate:
@@ -179,6 +180,8 @@ class RayExecutor(Crew[_Actor]):
     def _replace(self, lost: _Actor, error: RayError) -> None:
         _dismiss(lost)
         reason = str(error).strip().partition("\n")[0]
+        if getattr(error, "actor_init_failed", False):
+            raise WorkerError(f"a node of the Ray cluster cannot start a worker; is fedecho installed there? {error}")
         if lost.starting is not None:
             self._false_starts += 1
         if self._false_starts > MAX_LOSSES:
@@ -190,7 +193,8 @@ class RayExecutor(Crew[_Actor]):
                 raise WorkerError(f"client {job.dispatch.client} lost {self._losses[number]} workers; out of memory? {reason}")
             self._put_back(job)
         self._workers[self._workers.index(lost)] = self._hire()
-        self._say(f"a worker of the Ray cluster was lost: {len(lost.orders)} jobs run again elsewhere ({reason})")
+        where = "" if lost.hello is None else f" on {lost.hello.host}"
+        self._say(f"a worker{where} was lost: another takes its place, its {len(lost.orders)} jobs run again ({reason})")
 
 
 def _dismiss(worker: _Actor) -> None:

@@ -1,7 +1,9 @@
 """What an actor of the cluster does: it keeps a bench, and trains what it is told. Needs no Ray itself."""
 
 import os
+import pickle
 import platform
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -48,33 +50,48 @@ class Surroundings:
     """Of the process that runs the experiment: where its folder is there, relative paths mean the same to an actor."""
 
     folder: str
+    modules: tuple[str, ...]
+    """Where a user's own task may be imported from."""
     variables: Mapping[str, str]
 
     @classmethod
     def here(cls) -> "Surroundings":
-        return cls(str(Path.cwd()), {name: value for name, value in os.environ.items() if name.startswith("FEDECHO_")})
+        variables = {name: value for name, value in os.environ.items() if name.startswith("FEDECHO_")}
+        return cls(str(Path.cwd()), tuple(str(Path(place).absolute()) for place in sys.path), variables)
 
     def enter(self) -> None:
         os.environ.update(self.variables)
+        sys.path.extend(place for place in self.modules if place not in sys.path and Path(place).exists())
         if Path(self.folder).is_dir():
             os.chdir(self.folder)
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Who is there."""
+
+    host: str
+    process: int
+    software: Mapping[str, str]
 
 
 class Seat:
     """One core or one GPU."""
 
-    def __init__(self, make: Callable[[], Trainer | Bench], surroundings: Surroundings) -> None:
+    def __init__(self, pickled: bytes, surroundings: Surroundings) -> None:
+        """``pickled`` makes the bench, and is read when its modules can be found."""
         torch.set_num_threads(1)
         surroundings.enter()
         self._error = ""
         try:
+            make: Callable[[], Trainer | Bench] = pickle.loads(pickled)  # noqa: S301 (of the process that started this one)
             self._bench = bench_of(make())
         except Exception as error:
             self._error = told(error)
 
-    def hello(self) -> dict[str, str] | str:
-        """The software here, or why it could not start."""
-        return self._error or software()
+    def hello(self) -> Hello | str:
+        """Or why it could not start."""
+        return self._error or Hello(platform.node(), os.getpid(), software())
 
     def take(self, errand: Errand, model: Arrays, control: Array | None) -> None:
         params, buffers, correction = model
