@@ -35,8 +35,8 @@ class Cluster:
         wanted = there if num_workers is None else num_workers
         if not 0 < wanted <= there:
             raise ValueError(
-                f"the Ray cluster has {there} {self.resource}s on {len(alive_nodes())} nodes, too few for "
-                f"--workers {max(wanted, 1)}: ask for fewer, or add nodes to it"
+                f"the Ray cluster has {there} {self.resource}s in all, too few for --workers {max(wanted, 1)}: "
+                "ask for fewer, or add nodes to it"
             )
         return wanted
 

@@ -179,13 +179,14 @@ class RayExecutor(Crew[_Actor]):
 
     def _replace(self, lost: _Actor, error: RayError) -> None:
         _dismiss(lost)
-        reason = str(error).strip().partition("\n")[0]
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        reason = lines[0]
         if getattr(error, "actor_init_failed", False):
-            raise WorkerError(f"a node of the Ray cluster cannot start a worker; is fedecho installed there? {error}")
+            raise WorkerError(f"a node of the Ray cluster cannot start a worker ({lines[-1]}): is the same installed there?")
         if lost.starting is not None:
             self._false_starts += 1
         if self._false_starts > MAX_LOSSES:
-            raise WorkerError(f"workers are lost before they begin: {str(error).strip()}")
+            raise WorkerError(f"workers are lost before they begin: {reason}")
         for job, _ in lost.orders.values():
             number = job.dispatch.number
             self._losses[number] += 1
