@@ -5,11 +5,12 @@ import os
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pool_tasks import MOODY
-from test_pool import NUM_VERSIONS, Federation, assert_same, job, make_trainer
+from test_pool import NUM_VERSIONS, Federation, assert_same, job, make_trainer, model
 
 from fedecho import load, simulate
 from fedecho.core.drive import Moment
@@ -20,6 +21,7 @@ from fedecho.simulation.executors.serial import SerialExecutor
 for name, value in ENVIRONMENT.items():
     os.environ.setdefault(name, value)
 ray = pytest.importorskip("ray", reason="needs Ray: pip install 'fedecho[ray]'")
+MAX_LOSSES = 3
 # Ray leaves files and processes for the garbage collector to close.
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
@@ -32,7 +34,7 @@ def machine() -> Iterator[None]:
     """One Ray for all tests here, connected as a user's own program would be: runs use it and leave it alone."""
     check_ray()
     before = signal.getsignal(signal.SIGTERM)
-    ray.init(address="local", num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=2, num_gpus=1, include_dashboard=False, log_to_driver=False)
     yield
     assert ray.is_initialized()
     ray.shutdown()
@@ -114,14 +116,30 @@ def test_who_finds_no_room_waits_while_the_others_work() -> None:
         runner.close()
 
 
-def test_room_that_never_comes_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpus_worker_is_given_many_jobs_at_once_and_who_finds_no_gpu_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that Ray is only told of: its worker takes all its jobs before it is asked for the first result."""
     from fedecho.simulation.executors.ray import executor as module
+    from fedecho.simulation.executors.ray.cluster import Cluster
 
-    said: list[str] = []
-    monkeypatch.setattr(module, "TELL_S", 0.1)
-    monkeypatch.setattr(module, "PATIENCE_S", 0.3)
-    with pytest.raises(WorkerError, match=r"no room for a worker in the Ray cluster \(1 nodes\) for 0 s; .* can be resumed"):
-        ray_executor(Promised(1, "GPU"), make_trainer=make_trainer(), say=said.append)
+    runner, said = ray_executor(Cluster(None, 1, gpu=True), make_trainer=make_trainer(), depth=8), []
+    control = 0.03 * model(0).weights.params
+    try:
+        jobs = [job(number, number % 3, version=number % 2, control=control) for number in range(10)]
+        for each in jobs:
+            runner.submit(each, float(each.dispatch.number))
+        assert len(runner._workers[0].taken) == 8
+        assert not runner._workers[0].asked
+        trainer = make_trainer()()
+        for each in jobs:
+            assert_same(runner.result(each.dispatch.number), trainer.train(each.dispatch, each.control))
+        monkeypatch.setattr(module, "TELL_S", 0.1)
+        monkeypatch.setattr(module, "PATIENCE_S", 0.3)
+        with pytest.raises(
+            WorkerError, match=r"no room for a worker in the Ray cluster \(1 nodes\) for 0 s; .* can be resumed"
+        ):
+            ray_executor(Promised(1, "GPU"), make_trainer=make_trainer(), say=said.append)
+    finally:
+        runner.close()
     assert said == ["no room for a worker in the Ray cluster (1 nodes) for 0 s; waiting for one"] * 2
 
 
@@ -158,3 +176,50 @@ def test_a_failure_is_told_with_the_client_and_too_many_workers_are_refused() ->
         runner.close()
     with pytest.raises(ValueError, match=r"the Ray cluster has 2 CPUs in all, too few for --workers 3"):
         executor(make_trainer=make_trainer(), workers=3)
+
+
+class Lost(ray.exceptions.RayError):
+    """An actor's death that is only told of."""
+
+    actor_init_failed = False
+
+
+class Unable(Lost):
+    actor_init_failed = True
+
+
+@pytest.fixture
+def told_of(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """An executor whose one actor is played by the test."""
+    from fedecho.simulation.executors.ray import executor as module
+
+    handle = SimpleNamespace(run=SimpleNamespace(remote=lambda *order: object()))
+    monkeypatch.setattr(module, "_dismiss", lambda worker: None)
+    monkeypatch.setattr(module.RayExecutor, "_hire", lambda self: module._Actor(handle, None))
+    return ray_executor(Promised(1), make_trainer=make_trainer())
+
+
+def test_a_job_that_loses_every_worker_ends_the_run(told_of: Any) -> None:
+    told_of.submit(job(0, 5), 0.0)
+    for _ in range(MAX_LOSSES):
+        told_of._replace(told_of._workers[0], Lost("killed by the kernel\nat length"))
+        told_of._pump()
+        assert told_of._workers[0].load == 1
+    with pytest.raises(WorkerError, match=r"client 5 lost 4 workers; out of memory\? killed by the kernel$"):
+        told_of._replace(told_of._workers[0], Lost("killed by the kernel\nat length"))
+
+
+def test_workers_that_never_begin_end_the_run(told_of: Any) -> None:
+    for _ in range(MAX_LOSSES):
+        told_of._workers[0].starting = object()
+        told_of._replace(told_of._workers[0], Lost("gone"))
+    told_of._workers[0].starting = object()
+    with pytest.raises(WorkerError, match="workers are lost before they begin: gone"):
+        told_of._replace(told_of._workers[0], Lost("gone"))
+    with pytest.raises(WorkerError, match=r"cannot start a worker \(No module named fedecho\): is the same installed there\?"):
+        told_of._replace(told_of._workers[0], Unable("The actor died\nNo module named fedecho"))
+
+
+def test_who_cannot_be_made_is_told_with_the_reason(told_of: Any) -> None:
+    with pytest.raises(WorkerError, match="a worker could not start: no data here"):
+        told_of._welcome(told_of._workers[0], "no data here")
