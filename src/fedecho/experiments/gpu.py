@@ -153,7 +153,7 @@ def the_gpu() -> torch.device:
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if not torch.cuda.is_available():
-        raise ValueError("--executor cuda needs an NVIDIA GPU, and torch sees none here; use serial or pool")
+        raise ValueError("training on cuda needs an NVIDIA GPU, and torch sees none here; use --executor serial or pool")
     return torch.device("cuda", torch.cuda.current_device())
 
 

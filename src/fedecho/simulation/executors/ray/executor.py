@@ -72,9 +72,9 @@ class RayExecutor(Crew[_Actor]):
         self._overlapping = on_gpu
         room = {"num_cpus": 0, "num_gpus": 1} if on_gpu else {"num_cpus": 1}
         self._seat = ray.remote(Seat).options(**room)
-        self._arguments = (cloudpickle.dumps(make_trainer), Surroundings.here())
-        self._workers = [self._hire() for _ in range(cluster.num_workers)]
         try:
+            self._arguments = (cloudpickle.dumps(make_trainer), Surroundings.here())
+            self._workers = [self._hire() for _ in range(cluster.num_workers)]
             while not self._ready():  # what cannot start is told before anything else is done
                 self._collect()
         except BaseException:
