@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedecho import load, resume, simulate
+from fedecho.cli.runs import _as_before
 
 pytest.importorskip("ray", reason="needs Ray: pip install 'fedecho[ray]'")
 MARK = "FEDECHO_THIS_TEST"
@@ -76,3 +77,12 @@ def test_ctrl_c_leaves_a_resumable_run_and_no_process(tmp_path: Path) -> None:
     there = resume(folder).summary
     expected = simulate(load("digits", versions=60, settings=["task.width=4"])).summary
     assert (there.model_sha256, there.arrivals_sha256) == (expected.model_sha256, expected.arrivals_sha256)
+
+
+def test_a_run_goes_on_where_it_was_unless_told_otherwise() -> None:
+    before = {"executor": "ray", "workers": 8, "address": "head:6379"}
+    assert _as_before(before, None, None, None)["address"] == "head:6379"
+    assert _as_before(before, None, 3, "auto")["address"] == "auto"
+    elsewhere = _as_before(before, "pool", 2, None)
+    assert (elsewhere["executor"], elsewhere["workers"], elsewhere["address"]) == ("pool", 2, None)
+    assert _as_before({**before, "device": "NVIDIA H200"}, None, None, None)["device"] == "cuda"

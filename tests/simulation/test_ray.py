@@ -223,3 +223,12 @@ def test_workers_that_never_begin_end_the_run(told_of: Any) -> None:
 def test_who_cannot_be_made_is_told_with_the_reason(told_of: Any) -> None:
     with pytest.raises(WorkerError, match="a worker could not start: no data here"):
         told_of._welcome(told_of._workers[0], "no data here")
+
+
+def test_a_full_object_store_is_said(told_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(value: Any) -> Any:
+        raise ray.exceptions.ObjectStoreFullError("1 GB in use")
+
+    monkeypatch.setattr(ray, "put", full)
+    with pytest.raises(WorkerError, match=r"object store on this machine has no room for a model: .*1 GB in use"):
+        told_of.submit(job(0, 5), 0.0)

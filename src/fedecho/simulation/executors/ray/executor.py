@@ -10,7 +10,7 @@ from typing import Any
 import ray
 import torch
 from ray import ObjectRef, cloudpickle
-from ray.exceptions import RayError
+from ray.exceptions import ObjectStoreFullError, RayError
 
 from fedecho.core.types import ClientUpdate, GlobalModel
 from fedecho.learning.trainer import Trainer
@@ -110,7 +110,10 @@ class RayExecutor(Crew[_Actor]):
         """The model in the object store: put there once, and let go when the last who holds the version lets go of it."""
         if model.version not in self._models:
             params = model.weights.params
-            self._models[model.version] = ray.put(arrays_of(params, model.weights.buffers, model.correction))
+            try:
+                self._models[model.version] = ray.put(arrays_of(params, model.weights.buffers, model.correction))
+            except ObjectStoreFullError as error:
+                raise WorkerError(f"Ray's object store on this machine has no room for a model: {error}") from None
             weakref.finalize(params, self._models.pop, model.version, None).atexit = False
             self.num_stored += 1
         return self._models[model.version]
