@@ -15,7 +15,7 @@ test: lint  ## everything that must hold
 	$(BIN)/python -m pytest --cov --cov-report=
 	$(BIN)/coverage report --skip-covered --include='$(COVERED)' --fail-under=95
 
-network: $(STAMP)  ## real Flower processes on this machine: six nodes, TLS and keys, chaos, Flower's simulation engine; minutes each
+network: $(STAMP)  ## real Flower processes on this machine: six nodes, TLS and keys, chaos, Flower's simulation engine, a Ray cluster; minutes each
 	$(BIN)/python -m pytest -m network -s
 
 lint: $(STAMP)
@@ -30,8 +30,9 @@ format: $(STAMP)
 docs: $(STAMP)  ## the site, into site/; every warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-bench: $(STAMP)  ## the simulator beside a bare training loop, what logging costs, a report's time, what the persistent worker gains
+bench: $(STAMP)  ## the simulator beside a bare training loop, a job by executor, logging, a report's time, the persistent worker
 	$(BIN)/python -m benchmarks.overhead
+	$(BIN)/python -m benchmarks.ray_jobs --jobs 60
 	$(BIN)/python -m benchmarks.logging_cost
 	$(BIN)/python -m benchmarks.report_time
 	$(BIN)/python -m benchmarks.flower_roundtrip

@@ -36,16 +36,18 @@ class HandProcess:
 class HandPool(PoolExecutor):
     """``ends[k]`` is the k-th worker's end of its pipe; those of replacements come after the first ones."""
 
-    def __init__(self, num_workers: int = 1, wanted: Any = None) -> None:
+    def __init__(self, num_workers: int = 1, wanted: Any = None, **options: Any) -> None:
         self.ends: list[Connection] = []
         self.processes: list[HandProcess] = []
-        super().__init__(num_workers=num_workers, layout=LAYOUT, make_trainer=lambda: None, wanted=wanted)  # type: ignore[arg-type,return-value]
+        self.shown: list[str | None] = []
+        super().__init__(num_workers=num_workers, layout=LAYOUT, make_trainer=lambda: None, wanted=wanted, **options)  # type: ignore[arg-type,return-value]
 
-    def _spawn(self) -> _Worker:
+    def _spawn(self, gpu: Any = None) -> _Worker:
         ours, theirs = Pipe()
         self.ends.append(theirs)
         self.processes.append(HandProcess())
-        return _Worker(self.processes[-1], ours)  # type: ignore[arg-type]
+        self.shown.append(gpu)
+        return _Worker(self.processes[-1], ours, gpu)  # type: ignore[arg-type]
 
     def orders(self, worker: int = 0) -> list[Order]:
         """What this worker was told since it was asked last."""

@@ -6,8 +6,8 @@ from typing import Any
 import typer
 
 from fedecho.algorithms import ALGORITHMS
-from fedecho.experiments.build import EXECUTORS
 from fedecho.experiments.config import ConfigError, load, to_config
+from fedecho.experiments.execution import EXECUTORS
 from fedecho.experiments.recipes import RECIPES
 from fedecho.tracking import SINKS
 

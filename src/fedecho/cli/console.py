@@ -14,10 +14,10 @@ from fedecho.cli.complete import complete_setting, complete_sink, complete_sourc
 from fedecho.core.checkpoint import CheckpointError
 from fedecho.core.disk import DiskFullError
 from fedecho.data.locate import VARIABLE
-from fedecho.experiments.build import Execution
 from fedecho.experiments.config import ConfigError
+from fedecho.experiments.execution import Execution
 from fedecho.experiments.run import Interrupted
-from fedecho.simulation.executors.pool import WorkerError
+from fedecho.simulation.executors.crew import WorkerError
 from fedecho.tracking import SINKS
 
 out = Console()
@@ -48,7 +48,15 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but wher
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, nothing else; for scripts.")]
 Versions = Annotated[int | None, typer.Option("--versions", help="How many global versions to make.")]
 WorkersOption = Annotated[
-    int | None, typer.Option("--workers", help="Processes of the pool (2), or clients at once on a GPU (8).")
+    int | None,
+    typer.Option("--workers", help="Processes of the pool (2), actors of Ray (one a core), or clients at once on a GPU (6)."),
+]
+DeviceOption = Annotated[
+    str | None, typer.Option("--device", help="cuda: each worker of pool or ray has a GPU of its own. By default cpu.")
+]
+AddressOption = Annotated[
+    str | None,
+    typer.Option("--address", metavar="auto|HOST:PORT", help="The Ray cluster to join; by default one is started here."),
 ]
 PrecisionOption = Annotated[str, typer.Option("--precision", help="On a GPU: bf16 or fp32.")]
 Deterministic = Annotated[bool, typer.Option("--deterministic", help="On a GPU: the same bytes every time, slower.")]
@@ -116,9 +124,17 @@ def usable(folder: Path) -> None:
         raise ConfigError(f"cannot write to {nearest}: choose another --out")
 
 
-def execution_options(executor: str, workers: int | None, precision: str, deterministic: bool) -> dict[str, Any]:
+def execution_options(
+    executor: str,
+    workers: int | None,
+    precision: str,
+    deterministic: bool,
+    device: str | None = None,
+    address: str | None = None,
+) -> dict[str, Any]:
     """Checked before any work is done."""
     told: Any = {"executor": executor, "workers": workers, "precision": precision, "deterministic": deterministic}
+    told |= {"device": device, "address": address}
     Execution(**told)
     return dict(told)
 

@@ -11,10 +11,12 @@ import typer
 from fedecho.algorithms import ALGORITHMS
 from fedecho.cli.complete import complete_algorithm, complete_algorithms, complete_executor
 from fedecho.cli.console import (
+    AddressOption,
     AsJson,
     CheckpointEvery,
     DataDir,
     Deterministic,
+    DeviceOption,
     PrecisionOption,
     Quiet,
     Settings,
@@ -81,9 +83,11 @@ def run(
     settings: Settings = None,
     executor: Annotated[
         str,
-        typer.Option("--executor", help="Where clients train: serial, pool or cuda.", autocompletion=complete_executor),
+        typer.Option("--executor", help="Where clients train: serial, pool, cuda or ray.", autocompletion=complete_executor),
     ] = "serial",
     workers: WorkersOption = None,
+    device: DeviceOption = None,
+    address: AddressOption = None,
     precision: PrecisionOption = "bf16",
     deterministic: Deterministic = False,
     checkpoint_every: CheckpointEvery = CHECKPOINT_S,
@@ -103,7 +107,8 @@ def run(
         use_data_dir(data_dir)
         check_names(track or ())
         experiment = load(source, algorithm=algorithm, seed=seed, versions=versions, settings=settings or ())
-        options = execution_options(executor, workers, precision, deterministic) | {"checkpoint_s": checkpoint_every}
+        options = execution_options(executor, workers, precision, deterministic, device, address)
+        options |= {"checkpoint_s": checkpoint_every}
         target = folder or _free_folder(experiment, algorithm)
         usable(target)
         _finish(target, experiment, options, _Manner(tuple(track or ()), quiet, as_json))
@@ -113,6 +118,7 @@ def resume(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run that was stopped.")],
     executor: Annotated[str | None, typer.Option("--executor", help="By default, where it ran before.")] = None,
     workers: WorkersOption = None,
+    address: AddressOption = None,
     checkpoint_every: CheckpointEvery = CHECKPOINT_S,
     data_dir: DataDir = None,
     track: Track = None,
@@ -127,12 +133,7 @@ def resume(
             raise ConfigError(
                 f"{folder} holds a run over a network: it goes on when its app is submitted again (fedecho submit)"
             )
-        options = execution_options(
-            executor or before.get("executor", "serial"),
-            workers,
-            before.get("precision", "bf16"),
-            before.get("deterministic", False),
-        )
+        options = _as_before(before, executor, workers, address)
         check_names(track or ())
         manner = _Manner(tuple(track or ()), quiet, as_json)
         if is_finished(folder):
@@ -201,6 +202,16 @@ class _Manner:
     @property
     def silent(self) -> bool:
         return self.quiet or self.as_json
+
+
+def _as_before(before: dict[str, Any], executor: str | None, workers: int | None, address: str | None) -> dict[str, Any]:
+    """How a run goes on: where it ran before, unless told otherwise. A GPU rounds in its own way, so it stays on one."""
+    chosen = executor or before.get("executor", "serial")
+    device = "cuda" if "device" in before and chosen in ("pool", "ray") else None
+    address = address or (before.get("address") if chosen == "ray" else None)
+    return execution_options(
+        chosen, workers, before.get("precision", "bf16"), before.get("deterministic", False), device, address
+    )
 
 
 def _finish(folder: Path, experiment: Experiment | None, options: dict[str, Any], manner: _Manner) -> None:

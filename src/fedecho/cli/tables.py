@@ -11,8 +11,10 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from fedecho.cli.console import (
+    AddressOption,
     DataDir,
     Deterministic,
+    DeviceOption,
     PrecisionOption,
     Settings,
     Source,
@@ -26,9 +28,9 @@ from fedecho.cli.console import (
     usable,
     use_data_dir,
 )
-from fedecho.experiments.build import Execution
 from fedecho.experiments.config import ConfigError, load
 from fedecho.experiments.cost import server_cost
+from fedecho.experiments.execution import Execution
 from fedecho.experiments.paper import TABLES as VISION_TABLES
 from fedecho.experiments.paper import Cell, PaperTable
 from fedecho.experiments.paper_text import TABLES as TEXT_TABLES
@@ -48,8 +50,10 @@ def table(
     ] = None,
     seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0,1,2",
     settings: Settings = None,
-    executor: Annotated[str, typer.Option(help="cuda, serial or pool.")] = "cuda",
+    executor: Annotated[str, typer.Option(help="cuda, serial, pool or ray.")] = "cuda",
     workers: WorkersOption = None,
+    device: DeviceOption = None,
+    address: AddressOption = None,
     precision: PrecisionOption = "bf16",
     deterministic: Deterministic = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run and how long it takes.")] = False,
@@ -78,7 +82,7 @@ def table(
             return
         if missing and not show:
             usable(results)
-            options = execution_options(executor, workers, precision, deterministic)
+            options = execution_options(executor, workers, precision, deterministic, device, address)
             _run(missing, results, runs, options, tuple(settings or ()))
         labels = {cell.column.label for cell in cells}
         columns = tuple(column for column in paper.columns if column.label in labels)
@@ -90,7 +94,7 @@ def cost(
     algorithms: Annotated[str, typer.Option(help="Methods, separated by commas.")] = "fedbuff,ca2fl,fedac,fadas,fedecho",
     versions: Annotated[int, typer.Option(help="Versions to measure over.")] = 10,
     settings: Settings = None,
-    executor: Annotated[str, typer.Option(help="serial, pool or cuda.")] = "serial",
+    executor: Annotated[str, typer.Option(help="serial, pool, cuda or ray.")] = "serial",
     data_dir: DataDir = None,
 ) -> None:
     """What each method costs the server: seconds of inference and distillation per version, versions and bytes held."""

@@ -1,16 +1,14 @@
 """The composition root: the one place where an experiment's parts meet."""
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, is_dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field, is_dataclass, replace
+from typing import Any
 
 import torch
 
 from fedecho.algorithms.noised import Noised
 from fedecho.core.algorithm import demands
-from fedecho.core.capture import Precision
 from fedecho.core.layout import BoundNetwork, Layout
 from fedecho.core.rng import derive
 from fedecho.core.server import Server
@@ -20,57 +18,18 @@ from fedecho.distill.distiller import Distiller
 from fedecho.distill.student import Student
 from fedecho.distill.token_student import student_for
 from fedecho.experiments.clients import attackers_of, sent_by, training_task
+from fedecho.experiments.crews import crew_of, settled
+from fedecho.experiments.execution import Execution
 from fedecho.experiments.experiment import Experiment
 from fedecho.learning.local import LocalTraining
 from fedecho.learning.privacy import variances_of
 from fedecho.learning.trainer import Trainer
 from fedecho.simulation.attacks import FloodedRuntimes
 from fedecho.simulation.executors.executor import Executor
-from fedecho.simulation.executors.pool import PoolExecutor
 from fedecho.simulation.executors.serial import SerialExecutor
 from fedecho.simulation.forecast import Forecast, forecast
 from fedecho.simulation.runtimes import ClientRuntimes
 from fedecho.simulation.transport import Sent, VirtualTransport, as_it_is
-
-ExecutorName = Literal["serial", "pool", "cuda"]
-EXECUTORS: tuple[ExecutorName, ...] = ("serial", "pool", "cuda")
-DEFAULT_WORKERS = {"serial": 1, "pool": 2, "cuda": 6}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Execution:
-    """How a run is computed. On the CPU it changes no bit of a result; a GPU rounds in its own way, ``precision`` says how.
-
-    ``workers`` are the processes of a pool or the clients at once on a GPU.
-    """
-
-    executor: ExecutorName = "serial"
-    workers: int | None = None
-    precision: Literal["bf16", "fp32"] = "bf16"
-    deterministic: bool = False
-    compiled: bool = True
-
-    def __post_init__(self) -> None:
-        if self.executor not in EXECUTORS:
-            raise ValueError(f"--executor must be one of {', '.join(EXECUTORS)}, got {self.executor!r}")
-        if self.workers is not None and self.workers < 1:
-            raise ValueError(f"--workers must be at least 1, got {self.workers}")
-        most = 4 * (os.cpu_count() or 1)
-        if self.executor == "pool" and self.num_workers > max(most, 2):
-            raise ValueError(f"--workers {self.workers} is more than this machine's cores can use; at most {most} here")
-        if self.precision not in ("bf16", "fp32"):
-            raise ValueError(f"--precision must be bf16 or fp32, got {self.precision!r}")
-
-    @property
-    def num_workers(self) -> int:
-        return self.workers or DEFAULT_WORKERS[self.executor]
-
-    def described(self) -> dict[str, Any]:
-        told: dict[str, Any] = {"executor": self.executor, "workers": self.num_workers}
-        if self.executor == "cuda":
-            told |= {"precision": self.precision, "deterministic": self.deterministic, "compiled": self.compiled}
-            told["device"] = torch.cuda.get_device_name()
-        return told
 
 
 @dataclass(frozen=True)
@@ -95,6 +54,8 @@ class Simulation:
     runtimes: ClientRuntimes
     layout: Layout
     evaluate_weights: Callable[[Weights], dict[str, float]]
+    execution: Execution = field(default_factory=Execution)
+    """With what was found out when its workers were started."""
 
     def evaluate(self) -> dict[str, float]:
         """The task's scores of the current model."""
@@ -112,7 +73,7 @@ def assembled(
 ) -> Iterator[Simulation]:
     """The simulation of an experiment; its workers end with the context."""
     execution = execution or Execution()
-    if execution.executor == "cuda":
+    if execution.on_gpu:
         with _on_gpu(experiment, execution, say) as simulation:
             yield simulation
         return
@@ -120,36 +81,39 @@ def assembled(
     runtimes = _runtimes(experiment)
     student = student_of(experiment, lambda: student_for(network, experiment.task, distiller_of(experiment)))
     server = server_of(experiment, network, student)
-    runner = _executor(experiment, execution, network, runtimes)
+    runner = _executor(experiment, execution, network, runtimes, say)
     try:
         sent = sent_by(experiment, network.layout, network.weights.params.device)
-        transport = _transport(experiment, runner, runtimes, sent)
-        yield Simulation(experiment, server, transport, runtimes, network.layout, _evaluation(experiment.task, network))
+        transport, evaluate = _transport(experiment, runner, runtimes, sent), _evaluation(experiment.task, network)
+        yield Simulation(experiment, server, transport, runtimes, network.layout, evaluate, settled(execution, runner))
     finally:
         runner.close()
 
 
 @contextmanager
 def _on_gpu(experiment: Experiment, execution: Execution, say: Callable[[str], None]) -> Iterator[Simulation]:
-    from fedecho.experiments.gpu import DTYPES, GpuParts, gpu_settings, the_gpu
+    from fedecho.experiments.gpu import GpuParts, MakeBench, gpu_settings, the_gpu
 
     if experiment.attack.poisons_data:
         raise ValueError(
             f"attack.kind = {experiment.attack.kind!r} poisons data, which is not on the GPU yet: use serial or pool"
         )
-    precision = Precision(DTYPES[execution.precision], execution.deterministic, execution.compiled)
-    device = the_gpu()
+    precision, device = execution.arithmetic, the_gpu()
     with gpu_settings(precision, device):
         parts = GpuParts(experiment, precision, device)
         if parts.eager:
             say(f"training is not captured but eager: {parts.eager}")
         runtimes = _runtimes(experiment)
         server = server_of(experiment, parts.network, student_of(experiment, parts.student))
-        runner = parts.executor(execution.num_workers, _wanted(experiment, runtimes))
+        layout, wanted = parts.network.layout, _wanted(experiment, runtimes)
+        if execution.executor == "cuda":
+            runner = parts.executor(execution.num_workers, wanted)
+        else:
+            make = MakeBench(replace(experiment, task=_fresh(experiment.task)), precision)
+            runner = crew_of(execution, make, layout, wanted, say, device)
         try:
-            sent = sent_by(experiment, parts.network.layout, device)
-            transport = _transport(experiment, runner, runtimes, sent)
-            yield Simulation(experiment, server, transport, runtimes, parts.network.layout, parts.evaluate)
+            transport = _transport(experiment, runner, runtimes, sent_by(experiment, layout, device))
+            yield Simulation(experiment, server, transport, runtimes, layout, parts.evaluate, settled(execution, runner))
         finally:
             runner.close()
 
@@ -206,18 +170,20 @@ def _transport(experiment: Experiment, executor: Executor, runtimes: ClientRunti
     )
 
 
-def _executor(experiment: Experiment, execution: Execution, network: BoundNetwork, runtimes: ClientRuntimes) -> Executor:
+def _executor(
+    experiment: Experiment, execution: Execution, network: BoundNetwork, runtimes: ClientRuntimes, say: Callable[[str], None]
+) -> Executor:
     task, local = training_task(experiment), experiment.local_training
     if execution.executor == "serial":
         trainer = Trainer(task, local, network)
         return SerialExecutor(lambda job: trainer.train(job.dispatch, job.control))
-    fresh = replace(task) if is_dataclass(task) and not isinstance(task, type) else task  # without what it has cached
-    return PoolExecutor(
-        num_workers=execution.num_workers,
-        layout=network.layout,
-        make_trainer=MakeTrainer(fresh, local, experiment.seed),
-        wanted=_wanted(experiment, runtimes),
-    )
+    make = MakeTrainer(_fresh(task), local, experiment.seed)
+    return crew_of(execution, make, network.layout, _wanted(experiment, runtimes), say)
+
+
+def _fresh(task: Task) -> Task:
+    """Without what it has cached: a worker reads its data itself."""
+    return replace(task) if is_dataclass(task) and not isinstance(task, type) else task
 
 
 def _wanted(experiment: Experiment, runtimes: ClientRuntimes) -> frozenset[int] | None:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from fedecho.core.drive import drive
 from fedecho.core.types import Weights
-from fedecho.experiments.build import Execution, assembled, forecast_of, one_thread
+from fedecho.experiments.build import assembled, forecast_of, one_thread
+from fedecho.experiments.execution import Execution
 from fedecho.experiments.experiment import Experiment
 
 

@@ -2,7 +2,8 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -18,10 +19,12 @@ from fedecho.core.types import Weights
 from fedecho.distill.captured import CapturedStudent, DeviceStudent, Forwards, HeldModule
 from fedecho.distill.student import Student
 from fedecho.distill.token_student import student_for
+from fedecho.experiments.execution import SLOTS
 from fedecho.experiments.experiment import Experiment
 from fedecho.learning.trainer import Trainer
 from fedecho.models.fused import fused_inference
 from fedecho.models.row_norm import with_row_norm
+from fedecho.simulation.executors.bench import Bench
 from fedecho.simulation.executors.captured import Plan, batch_under_cursor, sgd_update, weighted_loss
 from fedecho.simulation.executors.cuda import CudaExecutor
 from fedecho.simulation.executors.executor import Executor
@@ -29,19 +32,21 @@ from fedecho.simulation.executors.serial import SerialExecutor
 
 CHUNK = 2000
 """Images at once in inference: the more, the fuller the GPU; activations of 2,000 take half a gigabyte."""
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 class GpuParts:
-    """What a simulation needs of the GPU. ``eager`` says why nothing was captured, or is empty."""
+    """What a simulation needs of the GPU. ``eager`` says why nothing was captured, or is empty.
 
-    def __init__(self, experiment: Experiment, precision: Precision, device: torch.device) -> None:
+    Where clients are only trained, and nothing ``serves``, there is no student and no evaluation.
+    """
+
+    def __init__(self, experiment: Experiment, precision: Precision, device: torch.device, serves: bool = True) -> None:
         self.experiment, self.precision, self.device = experiment, precision, device
         self.task: Task = _on(experiment.task, str(self.device), precision)
         module = self.task.network(derive(experiment.seed, "network"))
         self.network: BoundNetwork = Layout.of(module).bind(module, self.device)
         self.eager = _why_not(self.task, experiment, module)
-        self._net = None if self.eager else self._device_student()
+        self._net = self._device_student() if serves and not self.eager else None
         self._held = None if self._net is None else HeldModule(self._net).eval()
 
     def student(self) -> Student:
@@ -52,7 +57,7 @@ class GpuParts:
 
     def executor(self, num_slots: int, wanted: frozenset[int] | None) -> Executor:
         local, task = self.experiment.local_training, self.task
-        if self._net is None or not isinstance(task, Capturable):
+        if self.eager or not isinstance(task, Capturable):
             trainer = Trainer(task, local, self.network)
             return SerialExecutor(lambda job: trainer.train(job.dispatch, job.control))
         plan = Plan(
@@ -96,6 +101,23 @@ class GpuParts:
         if self.precision.dtype != torch.float32:
             fused = _shared_inference(str(module), self.precision, str(self.device), _Template(module))
         return fused or self._forward(training=False)
+
+
+@dataclass(frozen=True)
+class MakeBench:
+    """Builds a bench on the first GPU that a worker sees; pickled to worker processes, so it holds settings and no tensors."""
+
+    experiment: Experiment
+    precision: Precision
+    device: str | None = None
+    """Another device than that GPU."""
+
+    def __call__(self) -> Bench:
+        device = the_gpu() if self.device is None else torch.device(self.device)
+        settings = ExitStack()
+        settings.enter_context(gpu_settings(self.precision, device))
+        parts = GpuParts(self.experiment, self.precision, device, serves=False)
+        return Bench(parts.network.layout, parts.executor(SLOTS, None), device, settings)
 
 
 class _Template:
@@ -147,7 +169,7 @@ def the_gpu() -> torch.device:
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if not torch.cuda.is_available():
-        raise ValueError("--executor cuda needs an NVIDIA GPU, and torch sees none here; use serial or pool")
+        raise ValueError("training on cuda needs an NVIDIA GPU, and torch sees none here; use --executor serial or pool")
     return torch.device("cuda", torch.cuda.current_device())
 
 

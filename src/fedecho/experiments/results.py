@@ -11,7 +11,8 @@ from statistics import fmean
 from typing import Any
 
 from fedecho.core.checkpoint import write_atomically
-from fedecho.experiments.build import Execution, assembled, one_thread
+from fedecho.experiments.build import assembled, one_thread
+from fedecho.experiments.execution import Execution
 from fedecho.experiments.experiment import Experiment
 from fedecho.experiments.identity import check_same, config_of, header_of, is_finished, notes_of
 from fedecho.experiments.paper import Cell, Settings
@@ -108,7 +109,7 @@ def _untrained(cell: Cell, experiment: Experiment, execution: Execution) -> Cell
     began = time.perf_counter()
     with one_thread(), assembled(experiment, execution) as simulation:
         scores = simulation.evaluate()
-        header = header_of(simulation, config_of(experiment), execution.described())
+        header = header_of(simulation, config_of(experiment), simulation.execution.described())
     accuracy, real_s = scores["accuracy"], round(time.perf_counter() - began, 3)
     summary = {"num_versions": 0, "last10_accuracy": accuracy, "final_accuracy": accuracy, "scores": scores, "real_s": real_s}
     return CellResult(

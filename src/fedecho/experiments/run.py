@@ -23,8 +23,9 @@ from fedecho.core.disk import DiskFullError
 from fedecho.core.drive import Moment, drive
 from fedecho.core.types import Weights
 from fedecho.experiments.accounting import check_accountant, spent
-from fedecho.experiments.build import Execution, ExecutorName, Simulation, assembled, one_thread
+from fedecho.experiments.build import Simulation, assembled, one_thread
 from fedecho.experiments.config import ConfigError, fingerprint, from_config
+from fedecho.experiments.execution import DeviceName, Execution, ExecutorName
 from fedecho.experiments.experiment import Experiment
 from fedecho.experiments.folder import check_folder, owned
 from fedecho.experiments.identity import config_of, header_of, model_digest, name_of, notes_of
@@ -72,14 +73,17 @@ def simulate(
     workers: int | None = None,
     precision: Literal["bf16", "fp32"] = "bf16",
     deterministic: bool = False,
+    device: DeviceName | None = None,
+    address: str | None = None,
     checkpoint_s: float = CHECKPOINT_S,
     watch: Watch | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Result:
     """Run an experiment on the virtual clock. With ``out``, everything is recorded there and can be resumed.
 
-    The result is the same, to the last bit, for ``serial`` and ``pool``, any number of workers, and after any number of stops.
-    ``cuda`` has the same schedule and draws and rounds in its own way; ``deterministic`` makes it do so equally every time.
+    The result is the same, to the last bit, for ``serial``, ``pool`` and ``ray``, any number of workers, and after any number of
+    stops. ``cuda`` has the same schedule and draws and rounds in its own way; ``deterministic`` makes it do so equally every time.
+    With ``device="cuda"`` the workers of a pool, or of the Ray cluster at ``address``, have a GPU each.
     """
     folder = None if out is None else Path(out)
     refuse_while_importing()
@@ -87,7 +91,8 @@ def simulate(
         check_accountant()
     if not checkpoint_s >= 0:
         raise ConfigError(f"--checkpoint-every must be at least 0 seconds, got {checkpoint_s}")
-    execution = Execution(executor=executor, workers=workers, precision=precision, deterministic=deterministic)
+    how: Any = {"precision": precision, "deterministic": deterministic, "device": device, "address": address}
+    execution = Execution(executor=executor, workers=workers, **how)
     with ExitStack() as stack:
         if folder is not None:
             check_folder(folder, experiment, resume)
@@ -97,7 +102,7 @@ def simulate(
         simulation = stack.enter_context(assembled(experiment, execution, say))
         stop = stack.enter_context(stop_signals(say))
         run = _Run(simulation, folder, checkpoint_s, watch or (lambda moment, scores: None), stop)
-        return run.through(resume, execution.described(), say)
+        return run.through(resume, say)
 
 
 def resume(folder: Path | str, experiment: Experiment | None = None, **options: Any) -> Result:
@@ -139,10 +144,10 @@ class _Run:
         """Between two checkpoints: as asked, but never so often that they take more than a twentieth of the time."""
         return max(self.checkpoint_s, 20 * self.save_cost_s) if self.checkpoint_s else 0.0
 
-    def through(self, resume: bool, execution: Line, say: Callable[[str], None]) -> Result:
+    def through(self, resume: bool, say: Callable[[str], None]) -> Result:
         """From where it stands to its end. A full disk stops it between two whole checkpoints."""
         try:
-            self.open(resume, execution, say)
+            self.open(resume, say)
             try:
                 return self.finish()
             finally:
@@ -152,14 +157,14 @@ class _Run:
             error.advice = f"free some space, then {f'go on with: {self._how_to_resume}' if begun else 'start it again'}"
             raise
 
-    def open(self, resume: bool, execution: Line, say: Callable[[str], None]) -> None:
-        runtimes = self.simulation.runtimes
+    def open(self, resume: bool, say: Callable[[str], None]) -> None:
+        runtimes, execution = self.simulation.runtimes, self.simulation.execution
         if self.folder is None:
             self.record = Record.in_memory(runtimes)
         elif resume:
             self.record = Record.continued(self.folder, runtimes, self._restore(say))
         else:
-            self.record = Record.new(self.folder, runtimes, header_of(self.simulation, self.config, execution))
+            self.record = Record.new(self.folder, runtimes, header_of(self.simulation, self.config, execution.described()))
 
     def finish(self) -> Result:
         experiment = self.simulation.experiment

@@ -1,85 +1,64 @@
-"""Several processes on one machine: jobs by pipe, weights by shared memory, one thread each."""
+"""Several processes on one machine: jobs by pipe, weights by shared memory; one thread or one GPU each."""
 
 import multiprocessing
-from collections.abc import Callable, Set
+import os
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
+
+import torch
 
 from fedecho.core.layout import Layout
 from fedecho.core.types import ClientUpdate
 from fedecho.learning.trainer import Trainer
+from fedecho.simulation.executors.bench import CPU, Bench
+from fedecho.simulation.executors.crew import AHEAD, DEPTH, Crew, WorkerError
 from fedecho.simulation.executors.executor import Job
 from fedecho.simulation.executors.shared import Segment, Segments
 from fedecho.simulation.executors.worker import NEEDS_GUARD, NOT_STARTED, Done, Failed, Order, deaf_children, work
 
-DEPTH = 2
-"""Orders a worker holds at once: it goes on training while this process distils."""
-AHEAD = 4
-"""Results per worker that may wait for their time: what bounds the memory."""
+__all__ = ["AHEAD", "DEPTH", "MAX_RESTARTS", "PoolExecutor", "WorkerError"]
 MAX_RESTARTS = 3
-
-
-class WorkerError(RuntimeError):
-    """A worker died too often, or a client's training failed."""
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(slots=True)
 class _Worker:
     process: SpawnProcess
     pipe: Connection
+    gpu: str | None = None
     orders: dict[int, tuple[Job, Segment]] = field(default_factory=dict)
 
+    @property
+    def load(self) -> int:
+        return len(self.orders)
 
-class PoolExecutor:
-    """Jobs start in the order they are due; those past the end of the run (not in ``wanted``) only when asked for."""
+
+class PoolExecutor(Crew[_Worker]):
+    """One process for each worker. With ``gpus`` the k-th sees the k-th of them and no other; results go to ``device``."""
 
     def __init__(
-        self, *, num_workers: int, layout: Layout, make_trainer: Callable[[], Trainer], wanted: Set[int] | None = None
+        self,
+        *,
+        num_workers: int,
+        layout: Layout,
+        make_trainer: Callable[[], Trainer | Bench],
+        wanted: Set[int] | None = None,
+        depth: int = DEPTH,
+        gpus: Sequence[str] | None = None,
+        device: torch.device = CPU,
     ) -> None:
-        if num_workers < 1:
-            raise ValueError(f"workers must be at least 1, got {num_workers}")
+        super().__init__(num_workers=num_workers, wanted=wanted, depth=depth)
         self._layout = layout
         self._make_trainer = make_trainer
-        self._wanted = wanted
+        self._device = device
         self._segments = Segments(2 * layout.num_params + layout.num_buffers)
         self._models: dict[int, tuple[Segment, set[int]]] = {}
-        self._jobs: dict[int, Job] = {}
-        self._pending: list[tuple[float, int]] = []
-        self._results: dict[int, ClientUpdate | Failed] = {}
-        self._cancelled: set[int] = set()
         self._restarts = 0
-        self.num_trained = 0
-        self._workers = [self._spawn() for _ in range(num_workers)]
-
-    def submit(self, job: Job, due: float) -> None:
-        number = job.dispatch.number
-        self._jobs[number] = job
-        if self._wanted is None or number in self._wanted:
-            heappush(self._pending, (due, number))
-            self._pump()
-
-    def result(self, number: int) -> ClientUpdate:
-        if number in self._jobs:
-            heappush(self._pending, (float("-inf"), number))
-        elif number not in self._results and not self._is_running(number):
-            raise KeyError(f"dispatch {number} was never submitted")
-        while number not in self._results:
-            self._pump(asked=number)
-            self._collect()
-        self._pump()
-        found = self._results.pop(number)
-        if isinstance(found, Failed):
-            raise WorkerError(f"training of client {found.client} failed: {found.error}")
-        return found
-
-    def cancel(self, number: int) -> None:
-        if self._jobs.pop(number, None) is None and self._results.pop(number, None) is None and self._is_running(number):
-            self._cancelled.add(number)
-
-    def _is_running(self, number: int) -> bool:
-        return any(number in worker.orders for worker in self._workers)
+        places = [None] * num_workers if gpus is None else list(gpus)[:num_workers]
+        self._workers = [self._spawn(gpu) for gpu in places]
 
     def close(self) -> None:
         for worker in self._workers:
@@ -91,28 +70,14 @@ class PoolExecutor:
         self._workers.clear()
         self._segments.close()
 
-    def _spawn(self) -> _Worker:
+    def _spawn(self, gpu: str | None = None) -> _Worker:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         process = context.Process(target=work, args=(theirs, self._make_trainer), daemon=True)
-        with deaf_children():
+        with deaf_children(), seeing(gpu):
             process.start()
         theirs.close()
-        return _Worker(process, ours)
-
-    def _pump(self, asked: int | None = None) -> None:
-        """Give orders to workers that have room. A result that is asked for may exceed the bound on waiting ones."""
-        while self._pending and (asked in self._jobs or len(self._results) < AHEAD * len(self._workers)):
-            number = self._pending[0][1]
-            if number not in self._jobs:  # started already, or cancelled
-                heappop(self._pending)
-                continue
-            worker = min(self._workers, key=lambda one: len(one.orders))
-            if len(worker.orders) >= DEPTH:
-                return
-            heappop(self._pending)
-            self._order(worker, self._jobs.pop(number))
-            asked = None if number == asked else asked
+        return _Worker(process, ours, gpu)
 
     def _order(self, worker: _Worker, job: Job) -> None:
         dispatch, result = job.dispatch, self._segments.take()
@@ -162,11 +127,7 @@ class PoolExecutor:
                 raise WorkerError(f"a worker could not start: {getattr(answer, 'error', '')}")
             job, segment = worker.orders.pop(answer.number)
             self._release(job)
-            self.num_trained += 1
-            if answer.number in self._cancelled:
-                self._cancelled.discard(answer.number)
-            else:
-                self._results[answer.number] = self._update(answer, job, segment) if isinstance(answer, Done) else answer
+            self._settle(answer.number, self._update(answer, job, segment) if isinstance(answer, Done) else answer)
             self._segments.give_back(segment)
 
     def _update(self, done: Done, job: Job, segment: Segment) -> ClientUpdate:
@@ -174,11 +135,11 @@ class PoolExecutor:
         return ClientUpdate(
             client=job.dispatch.client,
             base_version=job.dispatch.model.version,
-            delta=parts[0].clone(),
-            buffers=parts[1].clone(),
+            delta=parts[0].to(self._device, copy=True),
+            buffers=parts[1].to(self._device, copy=True),
             num_examples=done.num_examples,
             num_steps=done.num_steps,
-            correction=parts[2].clone() if done.has_correction else None,
+            correction=parts[2].to(self._device, copy=True) if done.has_correction else None,
             metrics=done.metrics,
         )
 
@@ -199,12 +160,25 @@ class PoolExecutor:
         self._restarts += 1
         if self._restarts > MAX_RESTARTS:
             raise WorkerError(f"workers keep dying (exit code {dead.process.exitcode}); out of memory?")
-        self._workers[self._workers.index(dead)] = self._spawn()
-        for number, (job, segment) in dead.orders.items():
+        self._workers[self._workers.index(dead)] = self._spawn(dead.gpu)
+        for job, segment in dead.orders.values():
             self._release(job)
             self._segments.give_back(segment)
-            self._jobs[number] = job
-            heappush(self._pending, (float("-inf"), number))
+            self._put_back(job)
+
+
+@contextmanager
+def seeing(gpu: str | None) -> Iterator[None]:
+    """Processes started inside see this GPU alone, as their first: they inherit it, so it is set before anything asks CUDA."""
+    before = dict(os.environ)
+    if gpu is not None:
+        os.environ[VISIBLE] = gpu
+    try:
+        yield
+    finally:
+        if gpu is not None:
+            os.environ.pop(VISIBLE)
+            os.environ.update({VISIBLE: before[VISIBLE]} if VISIBLE in before else {})
 
 
 def _heard(pipe: Connection) -> Done | Failed | None:

@@ -1,19 +1,22 @@
-"""A worker process: it keeps the task and one network, and trains what it is told."""
+"""A worker process of a pool: it keeps a bench, and trains what it is told."""
 
 import multiprocessing
 import os
 import signal
 import threading
-import traceback
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 import torch
+from torch import Tensor
 
 from fedecho.core.types import Dispatch, GlobalModel, Weights
 from fedecho.learning.trainer import Trainer
+from fedecho.simulation.executors.bench import Bench, bench_of, told
+from fedecho.simulation.executors.executor import Job
 from fedecho.simulation.executors.shared import Segment
 
 NOT_STARTED = -1
@@ -76,49 +79,75 @@ class Failed:
     error: str
 
 
-def work(pipe: Connection, make_trainer: Callable[[], Trainer]) -> None:
+def work(pipe: Connection, make: Callable[[], Trainer | Bench]) -> None:
     """Answer orders until the pipe closes. Ctrl-C is the parent's business."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     try:
-        trainer = make_trainer()
+        station = Station(bench_of(make()))
     except Exception as error:  # the parent says it to the user
-        pipe.send(Failed(NOT_STARTED, NOT_STARTED, f"{error}\n{traceback.format_exc()}"))
+        pipe.send(Failed(NOT_STARTED, NOT_STARTED, told(error)))
         os._exit(1)
-    layout = trainer.network.layout
-    size = 2 * layout.num_params + layout.num_buffers
-    segments: dict[str, Segment] = {}
-    while True:
-        try:
-            order: Order | None = pipe.recv()
-        except (EOFError, OSError):  # the parent is gone
-            order = None
-        if order is None:
-            break
-        for name in (order.model, order.result):
-            if name not in segments:
-                segments[name] = Segment(size, name)
-        try:
-            answer: Done | Failed = _run(trainer, order, segments[order.model], segments[order.result])
-        except Exception as error:  # the parent decides what a failed client means
-            answer = Failed(order.number, order.client, f"{error}\n{traceback.format_exc()}")
-        try:
-            pipe.send(answer)
-        except OSError:
+    waiting: deque[Order] = deque()
+    over = False
+    while waiting or not over:
+        # All there is to take before anybody waits for a result: a GPU works on several jobs at once.
+        while not over and (not waiting or pipe.poll()):
+            order = _heard(pipe)
+            over = order is None
+            if order is not None:
+                station.take(order)
+                waiting.append(order)
+        if waiting and not _said(pipe, station.give(waiting.popleft())):
             break
     os._exit(0)  # nothing here needs tidying, and views of shared memory may still be alive
 
 
-def _run(trainer: Trainer, order: Order, model: Segment, result: Segment) -> Done:
-    layout = trainer.network.layout
-    parts = [layout.num_params, layout.num_buffers, layout.num_params]
-    params, buffers, correction = model.vector.split(parts)
-    delta_out, buffers_out, control = result.vector.split(parts)
-    base = GlobalModel(order.version, Weights(params, buffers), correction if order.has_correction else None)
-    dispatch = Dispatch(order.number, order.client, base, order.seed)
-    update = trainer.train(dispatch, control.clone() if order.has_control else None)
-    delta_out.copy_(update.delta)
-    buffers_out.copy_(update.buffers)
-    if update.correction is not None:
-        control.copy_(update.correction)
-    return Done(order.number, update.num_examples, update.num_steps, update.correction is not None, dict(update.metrics))
+def _heard(pipe: Connection) -> Order | None:
+    try:
+        order: Order | None = pipe.recv()
+    except (EOFError, OSError):  # the parent is gone
+        return None
+    return order
+
+
+def _said(pipe: Connection, answer: Done | Failed) -> bool:
+    try:
+        pipe.send(answer)
+    except OSError:
+        return False
+    return True
+
+
+class Station:
+    """A bench whose jobs come and go through shared memory."""
+
+    def __init__(self, bench: Bench) -> None:
+        layout = bench.layout
+        self._bench = bench
+        self._parts = [layout.num_params, layout.num_buffers, layout.num_params]
+        self._segments: dict[str, Segment] = {}
+
+    def take(self, order: Order) -> None:
+        params, buffers, correction = self._vectors(order.model)
+        base = GlobalModel(order.version, Weights(params, buffers), correction if order.has_correction else None)
+        control = self._vectors(order.result)[2].clone() if order.has_control else None
+        self._bench.take(Job(Dispatch(order.number, order.client, base, order.seed), control))
+
+    def give(self, order: Order) -> Done | Failed:
+        update = self._bench.give(order.number)
+        if isinstance(update, str):
+            return Failed(order.number, order.client, update)
+        delta, buffers, correction = self._vectors(order.result)
+        delta.copy_(update.delta)
+        buffers.copy_(update.buffers)
+        if update.correction is not None:
+            correction.copy_(update.correction)
+        return Done(order.number, update.num_examples, update.num_steps, update.correction is not None, dict(update.metrics))
+
+    def _vectors(self, name: str) -> tuple[Tensor, ...]:
+        """Params or delta, buffers, and c, c_i or dc_i."""
+        if name not in self._segments:
+            self._segments[name] = Segment(sum(self._parts), name)
+        vectors: tuple[Tensor, ...] = self._segments[name].vector.split(self._parts)
+        return vectors

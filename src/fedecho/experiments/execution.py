@@ -1,0 +1,119 @@
+"""How a run is computed: where, by how many workers, on which devices."""
+
+import os
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from fedecho.core.capture import Precision
+from fedecho.simulation.executors.ray import check_address, check_ray
+
+ExecutorName = Literal["serial", "pool", "cuda", "ray"]
+EXECUTORS: tuple[ExecutorName, ...] = ("serial", "pool", "cuda", "ray")
+DeviceName = Literal["cpu", "cuda"]
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+SLOTS = 6
+"""Clients at once on one GPU."""
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """On the CPU it changes no bit of a result; a GPU rounds in its own way, ``precision`` says how.
+
+    ``workers`` are the processes of a pool, the actors on a Ray cluster, or the clients at once on one GPU. With
+    ``device="cuda"`` each worker of a pool or a cluster has a GPU of its own. ``gpus`` are those of this machine as
+    CUDA_VISIBLE_DEVICES names them; by default all that torch sees. One that is named twice serves two workers.
+    """
+
+    executor: ExecutorName = "serial"
+    workers: int | None = None
+    precision: Literal["bf16", "fp32"] = "bf16"
+    deterministic: bool = False
+    compiled: bool = True
+    device: DeviceName | None = None
+    address: str | None = None
+    gpus: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.executor not in EXECUTORS:
+            raise ValueError(f"--executor must be one of {', '.join(EXECUTORS)}, got {self.executor!r}")
+        if self.workers is not None and self.workers < 1:
+            raise ValueError(f"--workers must be at least 1, got {self.workers}")
+        if self.precision not in DTYPES:
+            raise ValueError(f"--precision must be bf16 or fp32, got {self.precision!r}")
+        self._check_device()
+        if self.address is not None and self.executor != "ray":
+            raise ValueError(f"--address {self.address} is of a Ray cluster: it goes with --executor ray, not {self.executor}")
+        if self.executor == "ray":
+            check_ray()
+            check_address(self.address)
+        self._check_room()
+
+    def _check_device(self) -> None:
+        if self.device not in (None, "cpu", "cuda"):
+            raise ValueError(f"--device must be cpu or cuda, got {self.device!r}")
+        if self.executor == "serial" and self.device == "cuda":
+            raise ValueError("--executor serial is on the CPU: for one GPU use --executor cuda, for several pool --device cuda")
+        if self.executor == "cuda" and self.device == "cpu":
+            raise ValueError("--executor cuda is on a GPU: leave --device out, or use serial or pool")
+
+    def _check_room(self) -> None:
+        """On this machine. What a cluster has is known when it is asked."""
+        if self.executor not in ("pool", "ray") or self.address is not None:
+            return
+        if self.on_gpu:
+            self.worker_gpus()
+            return
+        most = 4 * (os.cpu_count() or 1)
+        if self.num_workers > max(most, 2):
+            raise ValueError(f"--workers {self.workers} is more than this machine's cores can use; at most {most} here")
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.executor == "cuda" or self.device == "cuda"
+
+    @property
+    def num_workers(self) -> int:
+        """As told, or by default. A cluster that is joined says itself how many cores and GPUs it has."""
+        if self.workers is not None or self.executor in ("serial", "cuda"):
+            return self.workers or {"serial": 1, "cuda": SLOTS}[self.executor]
+        if self.on_gpu:
+            return len(self._known_gpus)
+        return 2 if self.executor == "pool" else os.cpu_count() or 1
+
+    @property
+    def _known_gpus(self) -> tuple[str, ...]:
+        return visible_gpus() if self.gpus is None else self.gpus
+
+    def worker_gpus(self) -> tuple[str, ...]:
+        """The GPU of each worker on this machine."""
+        known = self._known_gpus
+        if not known:
+            raise ValueError(f"--executor {self.executor} --device cuda needs NVIDIA GPUs, and torch sees none here")
+        if self.num_workers > len(known):
+            raise ValueError(
+                f"--workers {self.workers} need a GPU each, and torch sees {len(known)} here ({', '.join(known)}): ask for fewer"
+            )
+        return known[: self.num_workers]
+
+    @property
+    def arithmetic(self) -> Precision:
+        return Precision(DTYPES[self.precision], self.deterministic, self.compiled)
+
+    def described(self) -> dict[str, Any]:
+        told: dict[str, Any] = {"executor": self.executor, "workers": self.num_workers}
+        if self.address is not None:
+            told["address"] = self.address
+        if self.on_gpu:
+            told |= {"precision": self.precision, "deterministic": self.deterministic, "compiled": self.compiled}
+            told["device"] = torch.cuda.get_device_name()
+        return told
+
+
+def visible_gpus() -> tuple[str, ...]:
+    """The GPUs that torch sees, as CUDA_VISIBLE_DEVICES names them: a worker is shown one by that name."""
+    count, told = torch.cuda.device_count(), os.environ.get(VISIBLE)
+    names = [str(index) for index in range(count)] if told is None else [name.strip() for name in told.split(",")]
+    return tuple(names[:count])

@@ -1,0 +1,127 @@
+"""Workers that are given jobs in the order these are due: what a pool of processes and a cluster have in common."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Set
+from heapq import heappop, heappush
+from typing import Generic, Protocol, TypeVar
+
+from fedecho.core.types import ClientUpdate
+from fedecho.simulation.executors.executor import Job
+from fedecho.simulation.executors.worker import Failed
+
+DEPTH = 2
+"""Orders a worker holds at once: it goes on training while this process distils."""
+AHEAD = 4
+"""Results per worker that may wait for their time, by default: what bounds the memory."""
+
+
+class WorkerError(RuntimeError):
+    """A worker died too often, or a client's training failed."""
+
+
+class Busy(Protocol):
+    """A worker, as far as sharing out work goes."""
+
+    @property
+    def load(self) -> int:
+        """How many orders it holds."""
+        ...
+
+
+W = TypeVar("W", bound=Busy)
+
+
+class Crew(ABC, Generic[W]):
+    """An executor over workers. Jobs past the end of the run (not in ``wanted``) start only when they are asked for."""
+
+    def __init__(self, *, num_workers: int, wanted: Set[int] | None = None, depth: int = DEPTH) -> None:
+        if num_workers < 1:
+            raise ValueError(f"workers must be at least 1, got {num_workers}")
+        self._wanted = wanted
+        self._depth = depth
+        self._ahead = AHEAD * depth // DEPTH
+        self._jobs: dict[int, Job] = {}
+        self._pending: list[tuple[float, int]] = []
+        self._results: dict[int, ClientUpdate | Failed] = {}
+        self._running: set[int] = set()
+        self._cancelled: set[int] = set()
+        self._workers: list[W] = []
+        self.num_trained = 0
+
+    @property
+    def num_workers(self) -> int:
+        return len(self._workers)
+
+    @abstractmethod
+    def _order(self, worker: W, job: Job) -> None:
+        """Tell a worker of its next job. Returns at once."""
+
+    @abstractmethod
+    def _collect(self) -> None:
+        """Wait until some worker has answered or died: ``_settle`` or ``_put_back`` each of the jobs concerned."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def submit(self, job: Job, due: float) -> None:
+        number = job.dispatch.number
+        self._jobs[number] = job
+        if self._wanted is None or number in self._wanted:
+            heappush(self._pending, (due, number))
+            self._pump()
+
+    def result(self, number: int) -> ClientUpdate:
+        if number in self._jobs:
+            heappush(self._pending, (float("-inf"), number))
+        elif number not in self._results and number not in self._running:
+            raise KeyError(f"dispatch {number} was never submitted")
+        while number not in self._results:
+            self._pump(asked=number)
+            self._collect()
+        self._pump()
+        found = self._results.pop(number)
+        if isinstance(found, Failed):
+            raise WorkerError(f"training of client {found.client} failed: {found.error}")
+        return found
+
+    def cancel(self, number: int) -> None:
+        if self._jobs.pop(number, None) is None and self._results.pop(number, None) is None and number in self._running:
+            self._cancelled.add(number)
+
+    def _ready(self) -> list[W]:
+        """The workers that can be given orders."""
+        return self._workers
+
+    def _pump(self, asked: int | None = None) -> None:
+        """Give orders to workers that have room. A result that is asked for may exceed the bound on waiting ones."""
+        while self._pending and (asked in self._jobs or len(self._results) < self._ahead * len(self._workers)):
+            number = self._pending[0][1]
+            if number not in self._jobs:  # started already, or cancelled
+                heappop(self._pending)
+                continue
+            worker = min(self._ready(), key=lambda one: one.load, default=None)
+            if worker is None or worker.load >= self._depth:
+                return
+            heappop(self._pending)
+            self._running.add(number)
+            self._order(worker, self._jobs.pop(number))
+            asked = None if number == asked else asked
+
+    def _settle(self, number: int, found: ClientUpdate | Failed) -> None:
+        """An order was answered."""
+        self.num_trained += 1
+        self._running.discard(number)
+        if number in self._cancelled:
+            self._cancelled.discard(number)
+        else:
+            self._results[number] = found
+
+    def _put_back(self, job: Job) -> None:
+        """A worker is gone with this order: it goes to the next that has room, and to the same result."""
+        number = job.dispatch.number
+        self._running.discard(number)
+        if number in self._cancelled:
+            self._cancelled.discard(number)
+            return
+        self._jobs[number] = job
+        heappush(self._pending, (float("-inf"), number))

@@ -1,0 +1,98 @@
+"""What may be asked for, which worker gets which GPU, and what is said to a mistake: with GPUs that are only told of."""
+
+import os
+import sys
+from typing import Any
+
+import pytest
+import torch
+from hand_pool import HandPool, job
+
+from fedecho.experiments import execution
+from fedecho.experiments.execution import Execution, visible_gpus
+from fedecho.simulation.executors.pool import VISIBLE, seeing
+from fedecho.simulation.executors.ray.address import check_address, check_reachable
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ({"executor": "cloud"}, "--executor must be one of serial, pool, cuda, ray, got 'cloud'"),
+        ({"executor": "serial", "device": "cuda"}, "for one GPU use --executor cuda, for several pool --device cuda"),
+        ({"executor": "cuda", "device": "cpu"}, "--executor cuda is on a GPU: leave --device out"),
+        ({"executor": "pool", "device": "tpu"}, "--device must be cpu or cuda, got 'tpu'"),
+        ({"executor": "pool", "device": "cuda", "gpus": ()}, "--executor pool --device cuda needs NVIDIA GPUs"),
+        (
+            {"executor": "pool", "device": "cuda", "workers": 3, "gpus": ("0", "1")},
+            r"--workers 3 need a GPU each, and torch sees 2 here \(0, 1\): ask for fewer",
+        ),
+        ({"executor": "pool", "workers": 4001}, "--workers 4001 is more than this machine's cores can use"),
+        ({"executor": "pool", "address": "auto"}, "--address auto is of a Ray cluster: it goes with --executor ray, not pool"),
+    ],
+)
+def test_what_cannot_be_is_said_before_any_work(told: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Execution(**told)
+
+
+def test_workers_have_a_gpu_each_by_default_all_there_are() -> None:
+    two = Execution(executor="pool", device="cuda", gpus=("3", "5"))
+    assert (two.num_workers, two.worker_gpus()) == (2, ("3", "5"))
+    assert Execution(executor="pool", device="cuda", workers=1, gpus=("3", "5")).worker_gpus() == ("3",)
+    assert Execution(executor="pool", device="cuda", gpus=("0", "0")).worker_gpus() == ("0", "0")
+
+
+@pytest.mark.parametrize(
+    ("variable", "count", "known"),
+    [(None, 2, ("0", "1")), ("4,7", 2, ("4", "7")), ("GPU-5c, GPU-9d", 2, ("GPU-5c", "GPU-9d")), ("0,1,9", 2, ("0", "1"))],
+)
+def test_gpus_have_the_names_that_the_variable_gives_them(
+    variable: str | None, count: int, known: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.delenv(execution.VISIBLE, raising=False)
+    if variable is not None:
+        monkeypatch.setenv(execution.VISIBLE, variable)
+    assert visible_gpus() == known
+
+
+@pytest.mark.parametrize("before", [None, "0,1"])
+def test_a_process_is_shown_its_gpu_alone(before: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VISIBLE, raising=False)
+    if before is not None:
+        monkeypatch.setenv(VISIBLE, before)
+    with seeing("1"):
+        assert os.environ[VISIBLE] == "1"
+    assert os.environ.get(VISIBLE) == before
+    with seeing(None):
+        assert os.environ.get(VISIBLE) == before
+
+
+def test_a_dead_workers_replacement_gets_its_gpu() -> None:
+    pool = HandPool(2, gpus=("4", "7"))
+    assert pool.shown == ["4", "7"]
+    pool.submit(job(0), 0.0)
+    pool.submit(job(1), 1.0)
+    pool.kill(1)
+    pool._collect()
+    assert pool.shown == ["4", "7", "7"]
+    pool.close()
+
+
+def test_ray_that_is_not_there_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ValueError, match=r"--executor ray needs Ray: pip install 'fedecho\[ray\]'"):
+        Execution(executor="ray")
+
+
+@pytest.mark.parametrize("address", ["ray://head:10001", "head", "head:", "head:port", ":6379", "head:70000", "", 7])
+def test_an_address_is_auto_or_host_and_port(address: Any) -> None:
+    with pytest.raises(ValueError, match="--address must be auto or HOST:PORT"):
+        check_address(address)
+
+
+def test_nobody_at_an_address_is_said_at_once() -> None:
+    with pytest.raises(ValueError, match=r"no Ray cluster at --address 127.0.0.1:9 .*: start one with `ray start --head"):
+        check_reachable("127.0.0.1:9")
+    for right in (None, "auto", "head:6379", "[::1]:6379"):
+        check_address(right)

@@ -1,0 +1,234 @@
+"""A real Ray on this machine, two workers: the bytes of the serial executor, whatever happens to the workers."""
+
+import gc
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pool_tasks import MOODY
+from test_pool import NUM_VERSIONS, Federation, assert_same, job, make_trainer, model
+
+from fedecho import load, simulate
+from fedecho.core.drive import Moment
+from fedecho.simulation.executors.crew import WorkerError
+from fedecho.simulation.executors.ray import ENVIRONMENT, check_ray
+from fedecho.simulation.executors.serial import SerialExecutor
+
+for name, value in ENVIRONMENT.items():
+    os.environ.setdefault(name, value)
+ray = pytest.importorskip("ray", reason="needs Ray: pip install 'fedecho[ray]'")
+MAX_LOSSES = 3
+# Ray leaves files and processes for the garbage collector to close.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def machine() -> Iterator[None]:
+    """One Ray for all tests here, connected as a user's own program would be: runs use it and leave it alone."""
+    check_ray()
+    before = signal.getsignal(signal.SIGTERM)
+    ray.init(address="local", num_cpus=2, num_gpus=1, include_dashboard=False, log_to_driver=False)
+    yield
+    assert ray.is_initialized()
+    ray.shutdown()
+    signal.signal(signal.SIGTERM, before)
+    gc.collect()
+
+
+def ray_executor(cluster: Any, **options: Any) -> Any:
+    from fedecho.simulation.executors.ray.executor import RayExecutor
+
+    return RayExecutor(cluster=cluster, **options)
+
+
+def executor(**options: Any) -> Any:
+    from fedecho.simulation.executors.ray.cluster import Cluster
+
+    return ray_executor(Cluster(None, options.pop("workers", 2), gpu=False), **options)
+
+
+@pytest.mark.parametrize("algorithm", ["fedecho", "ca2fl"])
+def test_ray_gives_the_bytes_of_serial(algorithm: str) -> None:
+    small = ["task.width=2", "task.num_unlabeled=30"]
+    experiment = load("digits", algorithm=algorithm, versions=12, settings=small)
+    here, there = simulate(experiment).summary, simulate(experiment, executor="ray", workers=2).summary
+    assert (there.model_sha256, there.arrivals_sha256) == (here.model_sha256, here.arrivals_sha256)
+
+
+def test_a_worker_killed_in_mid_run_changes_nothing_and_every_version_is_stored_once() -> None:
+    """FedAC, whose corrections and control variates travel too."""
+    federation, said = Federation(), []
+    trainer = federation.make_trainer()
+    expected, reference = federation.run(SerialExecutor(lambda each: trainer.train(each.dispatch, each.control)))
+    wanted = federation.wanted()
+    runner = executor(make_trainer=federation.make_trainer, wanted=wanted, say=said.append)
+    victims: list[int] = []
+    bases: set[int] = set()
+
+    def kill_once(moment: Moment) -> None:
+        bases.add(moment.receipt.base_version)
+        busy = [worker for worker in runner._ready() if worker.orders]
+        if moment.step is not None and busy and not victims:
+            victims.append(busy[0].hello.process)
+            os.kill(victims[0], signal.SIGKILL)
+
+    try:
+        models, server = federation.run(runner, kill_once)
+        assert len(runner._models) <= server.versions.num_alive, "a version nobody holds is not stored either"
+    finally:
+        runner.close()
+    assert victims
+    assert any("was lost: another takes its place" in line for line in said)
+    assert models == expected
+    assert runner.num_trained == len(wanted) == 2 * NUM_VERSIONS
+    assert runner.num_stored == len(bases) > 1, "once for each version that is trained from"
+    assert reference.num_dispatched == server.num_dispatched
+
+
+@dataclass
+class Promised:
+    """A cluster that has not the room it says."""
+
+    num_workers: int
+    resource: str = "CPU"
+
+    def close(self) -> None:
+        pass
+
+
+def test_who_finds_no_room_waits_while_the_others_work() -> None:
+    runner = ray_executor(Promised(3), make_trainer=make_trainer())
+    try:
+        for number in range(6):
+            runner.submit(job(number, 4), float(number))
+        trainer = make_trainer()()
+        for number in range(6):
+            assert_same(runner.result(number), trainer.train(job(number, 4).dispatch))
+        assert len(runner._ready()) <= 2 < runner.num_workers
+    finally:
+        runner.close()
+
+
+def test_a_gpus_worker_is_given_many_jobs_at_once_and_who_finds_no_gpu_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that Ray is only told of: its worker takes all its jobs before it is asked for the first result."""
+    from fedecho.simulation.executors.ray import executor as module
+    from fedecho.simulation.executors.ray.cluster import Cluster
+
+    runner, said = ray_executor(Cluster(None, 1, gpu=True), make_trainer=make_trainer(), depth=8), []
+    control = 0.03 * model(0).weights.params
+    try:
+        jobs = [job(number, number % 3, version=number % 2, control=control) for number in range(10)]
+        for each in jobs:
+            runner.submit(each, float(each.dispatch.number))
+        assert len(runner._workers[0].taken) == 8
+        assert not runner._workers[0].asked
+        trainer = make_trainer()()
+        for each in jobs:
+            assert_same(runner.result(each.dispatch.number), trainer.train(each.dispatch, each.control))
+        monkeypatch.setattr(module, "TELL_S", 0.1)
+        monkeypatch.setattr(module, "PATIENCE_S", 0.3)
+        with pytest.raises(
+            WorkerError, match=r"no room for a worker in the Ray cluster \(1 nodes\) for 0 s; .* can be resumed"
+        ):
+            ray_executor(Promised(1, "GPU"), make_trainer=make_trainer(), say=said.append)
+    finally:
+        runner.close()
+    assert said == ["no room for a worker in the Ray cluster (1 nodes) for 0 s; waiting for one"] * 2
+
+
+def test_another_version_of_ray_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedecho.simulation.executors.ray import cluster
+
+    def refuse(**options: Any) -> None:
+        raise RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 2.9.0\n    Python: 3.9.1")
+
+    monkeypatch.setattr(ray, "init", refuse)
+    with pytest.raises(ValueError, match=r"is of another version, .* The cluster was started with: Ray: 2.9.0 Python: 3.9.1"):
+        cluster._join("auto")
+
+
+def test_a_node_with_other_software_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedecho.simulation.executors.ray import executor as module
+
+    monkeypatch.setattr(module, "software", lambda: {"torch": "1.0"})
+    with pytest.raises(WorkerError, match=r"the Ray node \S+ has torch \S+ and not 1.0: install the same on every node"):
+        executor(make_trainer=make_trainer(), workers=1)
+
+
+def test_a_failure_is_told_with_the_client_and_too_many_workers_are_refused() -> None:
+    runner = executor(make_trainer=make_trainer(), workers=1)
+    try:
+        runner.submit(job(0, MOODY), 0.0)
+        runner.submit(job(1, 4), 1.0)
+        runner.submit(job(2, 0), 2.0)
+        runner.cancel(2)
+        with pytest.raises(WorkerError, match=rf"training of client {MOODY} failed: not today"):
+            runner.result(0)
+        assert_same(runner.result(1), make_trainer()().train(job(1, 4).dispatch))
+    finally:
+        runner.close()
+    with pytest.raises(ValueError, match=r"the Ray cluster has 2 CPUs in all, too few for --workers 3"):
+        executor(make_trainer=make_trainer(), workers=3)
+
+
+class Lost(ray.exceptions.RayError):
+    """An actor's death that is only told of."""
+
+    actor_init_failed = False
+
+
+class Unable(Lost):
+    actor_init_failed = True
+
+
+@pytest.fixture
+def told_of(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """An executor whose one actor is played by the test."""
+    from fedecho.simulation.executors.ray import executor as module
+
+    handle = SimpleNamespace(run=SimpleNamespace(remote=lambda *order: object()))
+    monkeypatch.setattr(module, "_dismiss", lambda worker: None)
+    monkeypatch.setattr(module.RayExecutor, "_hire", lambda self: module._Actor(handle, None))
+    return ray_executor(Promised(1), make_trainer=make_trainer())
+
+
+def test_a_job_that_loses_every_worker_ends_the_run(told_of: Any) -> None:
+    told_of.submit(job(0, 5), 0.0)
+    for _ in range(MAX_LOSSES):
+        told_of._replace(told_of._workers[0], Lost("killed by the kernel\nat length"))
+        told_of._pump()
+        assert told_of._workers[0].load == 1
+    with pytest.raises(WorkerError, match=r"client 5 lost 4 workers; out of memory\? killed by the kernel$"):
+        told_of._replace(told_of._workers[0], Lost("killed by the kernel\nat length"))
+
+
+def test_workers_that_never_begin_end_the_run(told_of: Any) -> None:
+    for _ in range(MAX_LOSSES):
+        told_of._workers[0].starting = object()
+        told_of._replace(told_of._workers[0], Lost("gone"))
+    told_of._workers[0].starting = object()
+    with pytest.raises(WorkerError, match="workers are lost before they begin: gone"):
+        told_of._replace(told_of._workers[0], Lost("gone"))
+    with pytest.raises(WorkerError, match=r"cannot start a worker \(No module named fedecho\): is the same installed there\?"):
+        told_of._replace(told_of._workers[0], Unable("The actor died\nNo module named fedecho"))
+
+
+def test_who_cannot_be_made_is_told_with_the_reason(told_of: Any) -> None:
+    with pytest.raises(WorkerError, match="a worker could not start: no data here"):
+        told_of._welcome(told_of._workers[0], "no data here")
+
+
+def test_a_full_object_store_is_said(told_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(value: Any) -> Any:
+        raise ray.exceptions.ObjectStoreFullError("1 GB in use")
+
+    monkeypatch.setattr(ray, "put", full)
+    with pytest.raises(WorkerError, match=r"object store on this machine has no room for a model: .*1 GB in use"):
+        told_of.submit(job(0, 5), 0.0)

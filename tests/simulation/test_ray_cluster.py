@@ -1,0 +1,104 @@
+"""A cluster of two nodes (on this machine), of which one is lost with its worker while a run is on it."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_pool import assert_same, job, make_trainer
+
+from fedecho import load, simulate
+from fedecho.experiments.summary import Summary
+from fedecho.simulation.executors.ray import ENVIRONMENT, check_ray
+
+for name, value in ENVIRONMENT.items():
+    os.environ.setdefault(name, value)
+pytest.importorskip("ray", reason="needs Ray: pip install 'fedecho[ray]'")
+pytestmark = [
+    pytest.mark.network,
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+SETTINGS = ["task.width=16"]
+VERSIONS = 60
+
+
+@pytest.fixture
+def two_nodes() -> Iterator[tuple[Any, Any]]:
+    from ray.cluster_utils import Cluster
+
+    check_ray()
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    second = cluster.add_node(num_cpus=1)
+    yield cluster, second
+    cluster.shutdown()
+
+
+def started(folder: Path, address: str, algorithm: str) -> "subprocess.Popen[str]":
+    words = ["run", "digits", "--algorithm", algorithm, "--versions", str(VERSIONS), "--out", str(folder)]
+    words += [word for setting in SETTINGS for word in ("--set", setting)]
+    command = [sys.executable, "-m", "fedecho.cli", *words, "--executor", "ray", "--address", address]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def grown(folder: Path, size: int) -> None:
+    while not (folder / "run.jsonl").exists() or (folder / "run.jsonl").stat().st_size < size:
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("algorithm", ["fedecho", "fedac"])
+def test_a_node_lost_in_mid_run_changes_nothing(two_nodes: tuple[Any, Any], algorithm: str, tmp_path: Path) -> None:
+    """The run goes on with the worker that is left."""
+    cluster, second = two_nodes
+    process = started(tmp_path / "run", cluster.address, algorithm)
+    grown(tmp_path / "run", 9000)
+    began = time.perf_counter()
+    cluster.remove_node(second, allow_graceful=False)
+    said, _ = process.communicate(timeout=300)
+    print(f"{time.perf_counter() - began:.1f} s from the loss of the node to the end of the run\n{said}")
+    assert process.returncode == 0, said
+    assert "was lost: another takes its place" in said
+    assert "Traceback" not in said
+    expected = simulate(load("digits", algorithm=algorithm, versions=VERSIONS, settings=SETTINGS)).summary
+    there = Summary.read(tmp_path / "run")
+    assert (there.model_sha256, there.arrivals_sha256) == (expected.model_sha256, expected.arrivals_sha256)
+
+
+def test_a_worker_that_lost_its_node_has_its_place_on_the_next(two_nodes: tuple[Any, Any]) -> None:
+    import ray
+
+    from fedecho.simulation.executors.ray.cluster import Cluster
+    from fedecho.simulation.executors.ray.executor import RayExecutor
+
+    cluster, second = two_nodes
+    runner = RayExecutor(cluster=Cluster(cluster.address, None, gpu=False), make_trainer=make_trainer())
+    trainer, numbers = make_trainer()(), count(0, 3)
+
+    def three_more() -> None:
+        """At once, so that every worker has something to do."""
+        first = next(numbers)
+        for number in range(first, first + 3):
+            runner.submit(job(number, 4), 0.0)
+        for number in range(first, first + 3):
+            assert_same(runner.result(number), trainer.train(job(number, 4).dispatch))
+
+    def until_ready(num_workers: int) -> None:
+        until = time.perf_counter() + 60
+        while len(runner._ready()) != num_workers:
+            assert time.perf_counter() < until
+            three_more()
+
+    try:
+        until_ready(2)
+        cluster.remove_node(second, allow_graceful=False)
+        until_ready(1)
+        cluster.add_node(num_cpus=1)
+        until_ready(2)
+    finally:
+        runner.close()
+    assert not ray.is_initialized()
