@@ -146,7 +146,7 @@ def misfit(update: ClientUpdate, base: GlobalModel) -> Fault | None:
 
 def norm_of(delta: Tensor) -> float:
     """Not finite if any entry is not: one pass answers both questions."""
-    return float(torch.linalg.vector_norm(delta))
+    return torch.linalg.vector_norm(delta).item()
 
 
 def _finite(tensor: Tensor) -> bool:

@@ -1,15 +1,13 @@
 """The event queue of the virtual clock: a heap of (time, running number, event)."""
 
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 Kind = Literal["finish", "drop", "leave", "join"]
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """``number`` is that of the dispatch, or of the spell for a client that comes or goes."""
 
     kind: Kind
