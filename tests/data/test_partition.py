@@ -128,7 +128,7 @@ def test_shards_are_equal_pieces_of_the_rows_sorted_by_label(shards: int) -> Non
 
 
 def test_names_are_those_of_the_table() -> None:
-    assert {"dirichlet": DirichletPartitioner, "iid": IidPartitioner, "shards": ShardPartitioner} == PARTITIONERS
+    assert {"dirichlet": DirichletPartitioner, "iid": IidPartitioner, "shards": ShardPartitioner, "drawn": DrawnPartitioner} == PARTITIONERS
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,12 @@
 """The composition root: the one place where an experiment's parts meet."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, is_dataclass, replace
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from fedecho.algorithms.noised import Noised
@@ -156,7 +157,7 @@ def _on_gpu(experiment: Experiment, execution: Execution, say: Callable[[str], N
 
 def _runtimes(experiment: Experiment) -> ClientRuntimes:
     task = experiment.task
-    sizes = [task.num_examples(client) for client in range(task.num_clients)]
+    sizes = np.fromiter((task.num_examples(client) for client in range(task.num_clients)), np.int64, task.num_clients)
     runtimes = experiment.runtimes.assign(sizes, experiment.seed)
     return FloodedRuntimes(runtimes, attackers_of(experiment)) if experiment.attack.kind == "flood" else runtimes
 
@@ -220,7 +221,7 @@ def _executor(experiment: Experiment, execution: Execution, network: BoundNetwor
     )
 
 
-def _wanted(experiment: Experiment, runtimes: ClientRuntimes) -> frozenset[int] | None:
+def _wanted(experiment: Experiment, runtimes: ClientRuntimes) -> Set[int] | None:
     schedule = forecast_of(experiment, runtimes)
     return None if schedule is None else schedule.answered
 

@@ -1,7 +1,7 @@
 """An experiment put together on one GPU: captured training, inference and distillation, or plain eager where that cannot be."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -48,7 +48,7 @@ class GpuParts:
             return student_for(self.network, task, getattr(self.experiment.algorithm, "distiller", None), CHUNK)
         return CapturedStudent(self.network, task.logits, task.num_unlabeled, CHUNK, self._net)
 
-    def executor(self, num_slots: int, wanted: frozenset[int] | None) -> Executor:
+    def executor(self, num_slots: int, wanted: Set[int] | None) -> Executor:
         local, task = self.experiment.local_training, self.task
         if self._net is None or not isinstance(task, Capturable):
             trainer = Trainer(task, local, self.network)

@@ -48,8 +48,7 @@ class VirtualTransport:
         self._client_memory: Place = client_memory
         self._controls: ClientMemory | None = None
         if self.faults.has_spells:
-            for client in range(num_clients):
-                self.queue.put(self.faults.spell(seed, client, 0), Event("leave", client, 0))
+            self.queue.put_all([self.faults.spell(seed, client, 0) for client in range(num_clients)], "leave")
 
     @property
     def now(self) -> float:
