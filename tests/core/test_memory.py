@@ -66,7 +66,7 @@ def test_only_clients_that_were_heard_are_in_the_tree() -> None:
     memory[7] = torch.ones(2)
     tree = memory.to_tree()
     assert tree["clients"] == [7]
-    assert [row.tolist() for row in tree["rows"]] == [[1.0, 1.0]]
+    assert [block.tensor().tolist() for block in tree["blocks"]] == [[[1.0, 1.0]]]
 
 
 def test_a_mapped_file_has_no_name_even_while_it_is_used(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_full_disk_is_an_error_and_not_the_end_of_the_process(tmp_path: Path, 
     memory[1] = torch.ones(4)
 
     def full(file: int, start: int, length: int) -> None:
-        assert (start, length) == (2 * 16, 16)
+        assert (start, length) == (16, 16)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", full)

@@ -203,6 +203,7 @@ def _transport(experiment: Experiment, executor: Executor, runtimes: ClientRunti
         seed=experiment.seed,
         faults=experiment.faults,
         client_memory=experiment.client_memory,
+        client_memory_dir=experiment.client_memory_dir,
         sent=sent,
     )
 

@@ -35,6 +35,8 @@ class Experiment:
     eval_every: int = 1
     client_memory: Place = "cpu"
     """Where clients' control variates live in a simulation (FedAC)."""
+    client_memory_dir: str | None = None
+    """The folder of that file, if ``client_memory`` is "file"; by default that of temporary files."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[\w.-]+", self.name):
