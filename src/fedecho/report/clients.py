@@ -3,6 +3,7 @@
 from collections import Counter
 from itertools import pairwise
 from statistics import median
+from typing import Any
 
 import numpy as np
 
@@ -117,7 +118,19 @@ def _privacy(methods: list[Method]) -> list[Table]:
         for run in method.runs:
             spent = (run.summary or {}).get("privacy")
             if spent:
-                told = (f"{spent['largest_epsilon']:.2f}", f"{median(spent['epsilon'].values()):.2f}", f"{spent['delta']:g}")
+                told = (f"{spent['largest_epsilon']:.2f}", f"{_median_epsilon(spent):.2f}", f"{spent['delta']:g}")
                 rows.append([method.label, str(run.seed), *told])
     head = ("method", "seed", "largest epsilon of a client", "median epsilon", "delta")
     return [Table(head, rows, "Differential privacy, over the reports each client made.")] if rows else []
+
+
+def _median_epsilon(spent: dict[str, Any]) -> float:
+    if "epsilon" in spent:
+        return float(median(spent["epsilon"].values()))
+    rows = spent["epsilon_by_reports"]
+    half, seen = sum(row["clients"] for row in rows) / 2, 0
+    for row in rows:
+        seen += row["clients"]
+        if seen >= half:
+            return float(row["epsilon"])
+    return 0.0
