@@ -9,7 +9,6 @@ from typing import Any
 
 from fedecho.learning.privacy import Privacy
 
-
 MOST_LISTED = 10_000
 """Above so many clients the summary says how many have which epsilon, and not who."""
 
@@ -55,7 +54,10 @@ def reports(lines: Iterable[Mapping[str, Any]], *, lost_too: bool = False) -> Co
 def spent(
     privacy: Privacy, lines: Iterable[Mapping[str, Any]], *, lost_too: bool = False, more: Mapping[int, int] | None = None
 ) -> dict[str, Any]:
-    """Each client's epsilon (of very many clients, how many have which), and the largest. ``more`` are reports that may have been sent and stand in no line."""
+    """Each client's epsilon (of very many clients, how many have which), and the largest.
+
+    ``more`` are reports that may have been sent and stand in no line.
+    """
     counts = sorted((reports(lines, lost_too=lost_too) + Counter(more or {})).items())
     by_reports = {n: epsilon(privacy.noise_multiplier, n, privacy.delta) for n in {count for _, count in counts}}
     told: dict[str, Any] = {"delta": privacy.delta, "largest_epsilon": max(by_reports.values(), default=0.0)}
