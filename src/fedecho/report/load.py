@@ -84,6 +84,18 @@ class RunData:
         """What to say beside figures of single jobs; empty of a whole record."""
         return f" The record is a sample: every {self.every:,}th job." if self.every > 1 else ""
 
+    def count(self, status: str) -> int:
+        """How many jobs came to that; where the record is a sample, as the summary says, and before there is one, by the sample."""
+        if self.every > 1 and self.summary is not None:
+            return int(self.summary[status])
+        return self.every * int((self.jobs.status == STATUSES.index(status)).sum())
+
+    @property
+    def mean_staleness(self) -> float | None:
+        if self.every > 1 and self.summary is not None:
+            return float(self.summary["mean_staleness"])
+        return float(self.jobs.staleness[self.jobs.accepted].mean()) if self.jobs.accepted.any() else None
+
     @property
     def examples(self) -> Ints:
         return np.array(self.header.get("clients", {}).get("examples", []), dtype=np.int64)
@@ -176,13 +188,14 @@ def read_run(folder: Path) -> RunData:
             evaluations.append(line)
     if "record_every" in header and summary is not None:
         reasons = dict(summary.get("reasons", {}))  # of all jobs, where the record has a sample
+    time, client, came_to, number, base, staleness, kind_of = jobs.columns()
     return RunData(
         folder=folder,
         header=header,
         summary=summary,
         evaluations=evaluations,
         versions=versions,
-        jobs=Jobs(*jobs.columns(), kinds=tuple(kinds)),
+        jobs=Jobs(time, client, came_to, number, base, staleness, kind_of, tuple(kinds)),
         dispatches=Dispatches(*sent.columns()),
         reasons=reasons,
     )
@@ -199,10 +212,7 @@ class _Table:
             column.append(value)
 
     def columns(self) -> list[Any]:
-        return [
-            np.frombuffer(column, column.typecode).copy() if column else np.zeros(0, column.typecode)
-            for column in self._columns
-        ]
+        return [np.array(column, dtype=column.typecode) for column in self._columns]
 
 
 def _sound(folder: Path) -> Iterator[Line]:
