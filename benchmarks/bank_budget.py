@@ -4,8 +4,8 @@
     python -m benchmarks.bank_budget teacher             only one of: teacher, digits
     python -m benchmarks.bank_budget teacher --num-clients 5000 --budget-mb 100       a smaller one
 
-``teacher``: clients speak in a random order, one in ten of them ten times as seldom as the others and with a leaning of its own;
-what they say moves as the run goes on. Every way is a process of its own. Its teacher is compared with that of the unlimited bank,
+``teacher``: everybody speaks once, in a random order, then one client in ten speaks ten times as seldom as the others, and these
+lean to classes of their own; what is said moves as the run goes on. Every way is a process of its own. Its teacher is compared with that of the unlimited bank,
 which nobody holds: it is summed anew in float64 from the latest word of each client. L1 is over the classes of the teachers'
 probabilities, mean over U; KL is in nats, of the unlimited teacher to this one; drift is how far the running mean is from one
 computed anew.
@@ -49,8 +49,8 @@ class Crowd:
     seed: int = 0
 
     def speakers(self) -> list[int]:
-        """One client for each word."""
-        said: list[int] = []
+        """One client for each word: everybody once, then the slow ones seldom."""
+        said = np.random.default_rng(self.seed).permutation(self.num_clients)[: self.num_words].tolist()
         draw = 0
         while len(said) < self.num_words:
             client = below(self.num_clients, self.seed, "speaks", draw)
