@@ -5,10 +5,10 @@
     python -m benchmarks.bank_budget teacher --num-clients 5000 --budget-mb 100       a smaller one
 
 ``teacher``: everybody speaks once, in a random order, then one client in ten speaks ten times as seldom as the others, and these
-lean to classes of their own; what is said moves as the run goes on. Every way is a process of its own. Its teacher is compared with that of the unlimited bank,
-which nobody holds: it is summed anew in float64 from the latest word of each client. L1 is over the classes of the teachers'
-probabilities, mean over U; KL is in nats, of the unlimited teacher to this one; drift is how far the running mean is from one
-computed anew.
+lean to classes of their own; what is said moves as the run goes on. Every way is a process of its own. Its teacher is compared with
+that of the unlimited bank, which nobody holds: it is summed anew in float64 from the latest word of each client. L1 is over the
+classes of the teachers' probabilities, mean over U; KL is in nats, of the unlimited teacher to this one; drift is how far the
+running mean is from one computed anew.
 
 ``digits``: the digits recipe with 200 clients, each way against the unlimited bank, mean of the last ten evaluations over seeds.
 """

@@ -174,6 +174,5 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_bytes(name: str, tmp_path: Pa
     found = resume(tmp_path / "run").summary
     assert (found.model_sha256, found.arrivals_sha256) == (whole.model_sha256, whole.arrivals_sha256)
     assert found.bank_bytes == whole.bank_bytes
-    assert (name in ("all", "file")) == (
-        found.model_sha256 == simulate(load("digits", algorithm="fedecho", versions=12, settings=SMALL)).summary.model_sha256
-    )
+    unbounded = simulate(load("digits", algorithm="fedecho", versions=12, settings=SMALL)).summary
+    assert (found.model_sha256 == unbounded.model_sha256) == (name in ("all", "file"))

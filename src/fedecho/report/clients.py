@@ -27,8 +27,8 @@ def clients_section(methods: list[Method]) -> Section:
     intro = "Equal schedules are drawn once: at one seed, methods that do not wait see the same clients at the same times."
     samples = sorted({run.every for run in runs if run.every > 1})
     if samples:
-        which = ", ".join(f"{every:,}th" for every in samples)
-        intro += f" Records here are samples with every {which} job: figures of jobs are of these, counts are of all."
+        which = ", ".join(f"{every:,}" for every in samples)
+        intro += f" Records here are samples of one job in {which}: figures of jobs are of these, counts are of all."
     return Section("clients", "Clients", intro, figures, [*_faults(methods), *_privacy(methods)], missing=missing)
 
 

@@ -30,7 +30,7 @@ def echo_section(methods: list[Method]) -> Section | None:
             figures.append(Figure(f"echo-{name.replace('_', '-')}", title, "version", y_label, lines, note, height=270))
     run = teaching[0].runs[0]
     if run.every > 1:
-        missing = [f"how old each teacher is: the record is a sample, every {run.every:,}th job"]
+        missing = [f"how old each teacher is: the record is a sample, one job in {run.every:,}"]
         return Section("echo", "Inside FedEcho", figures=figures, missing=missing)
     ages = _ages(teaching[0], run)
     return Section("echo", "Inside FedEcho", figures=[*figures, ages] if ages else figures)

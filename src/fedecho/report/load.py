@@ -82,7 +82,7 @@ class RunData:
     @property
     def sampled(self) -> str:
         """What to say beside figures of single jobs; empty of a whole record."""
-        return f" The record is a sample: every {self.every:,}th job." if self.every > 1 else ""
+        return f" The record is a sample: one job in {self.every:,}." if self.every > 1 else ""
 
     def count(self, status: str) -> int:
         """How many jobs came to that; where the record is a sample, as the summary says, and before there is one, by the sample."""
