@@ -1,20 +1,21 @@
 """A million clients: arrivals a second through the real server, transport and clock, what they take, and what N costs.
 
-    python -m benchmarks.million                              the three tables, some three minutes
-    python -m benchmarks.million --num-clients 100000 --arrivals 30000     a smaller one
+    python -m benchmarks.million                                            all tables, some three minutes
+    python -m benchmarks.million rate --num-clients 10000000                one of: rate, clients, model, simulate
+    python -m benchmarks.million --num-clients 100000 --arrivals 30000      a smaller one
 
 Clients train nothing: their updates are ready-made, so all the time is the server's, the clock's and the transport's. The time of
-the first table is that of everything from the first dispatch to the last message, the 10,000 first dispatches included. The second
+``rate`` is that of everything from the first dispatch to the last message, the 10,000 first dispatches included. ``clients``
 compares N at the same Mc (500, because Mc cannot be above N) and has a line for the large Mc too; its worlds stand side by side and
-take turns, some thousand messages each, so that a busy machine hurts all alike. The third is a whole `simulate`, with its record
-sampled and its folder, checkpoints, summary and report.
+take turns, some thousand messages each, so that a busy machine hurts all alike. ``model`` is what an arrival takes by the model's
+size. ``simulate`` is a whole run, with its record sampled and its folder, checkpoints, summary and report.
 """
 
 import argparse
 import resource
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from fedecho import Experiment, FedBuff, LocalTraining, simulate
+from fedecho.core.checkpoint import save_checkpoint
 from fedecho.core.drive import Moment, drive
 from fedecho.core.rng import global_rng
 from fedecho.core.server import Server
@@ -63,11 +65,13 @@ class World:
     num_clients: int
     concurrency: int
     buffer_size: int = 100
+    num_params: int = NUM_PARAMS
     seed: int = 0
 
     def __post_init__(self) -> None:
         began = time.perf_counter()
-        model = GlobalModel(0, Weights(torch.zeros(NUM_PARAMS), torch.zeros(NUM_BUFFERS)))
+        model = GlobalModel(0, Weights(torch.zeros(self.num_params), torch.zeros(NUM_BUFFERS)))
+        ready_made = ReadyMade(torch.full((self.num_params,), self.num_params**-0.5))
         runtimes = Runtimes().assign(range(self.num_clients), self.seed)
         self.server: Server[Any] = Server(
             algorithm=FedBuff(buffer_size=self.buffer_size),
@@ -77,7 +81,7 @@ class World:
             seed=self.seed,
         )
         self.transport = VirtualTransport(
-            executor=SerialExecutor(ReadyMade()), runtimes=runtimes, num_clients=self.num_clients, seed=self.seed
+            executor=SerialExecutor(ready_made), runtimes=runtimes, num_clients=self.num_clients, seed=self.seed
         )
         self.setup_s = time.perf_counter() - began
 
@@ -106,9 +110,19 @@ def rate(num_clients: int, concurrency: int, arrivals: int) -> None:
         f"  {arrivals / wall:,.0f} a second ({arrivals / cpu:,.0f} a second of this process), after {world.setup_s:.1f} s to set up"
     )
     print(f"  {server.model.version:,} versions, at most {server.versions.peak_alive:,} alive; peak memory {peak_mb():,.0f} MB")
-    if num_clients >= 1_000_000:
+    size, seconds = _checkpoint(world)
+    print(f"  a checkpoint has {size / 1e6:,.0f} MB and takes {seconds:.1f} s; peak memory with it {peak_mb():,.0f} MB")
+    if num_clients == 1_000_000:
         verdict("arrivals a second", arrivals / wall, LEAST_RATE, at_least=True)
         verdict("peak memory, MB", peak_mb(), MOST_MB)
+
+
+def _checkpoint(world: World) -> tuple[int, float]:
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        state = {"server": world.server.snapshot(), "transport": world.transport.snapshot()}
+        path = save_checkpoint(Path(folder), 1, state)
+        return path.stat().st_size, time.perf_counter() - began
 
 
 def against_n(sizes: list[tuple[int, int]], turns: int) -> None:
@@ -127,6 +141,16 @@ def against_n(sizes: list[tuple[int, int]], turns: int) -> None:
         what = f"N = {world.num_clients:>9,}, Mc = {world.concurrency:>6,}"
         print(f"  {what}: {1e6 * each:6.1f}   {each / medians[0]:.2f} of the first")
     verdict("the largest ratio", max(medians) / medians[0], MOST_RATIO)
+
+
+def against_model(num_clients: int, sizes: list[int]) -> None:
+    """Time per arrival by the model's size, each at M = 100 and Mc = 100."""
+    print("time per arrival by parameters, microseconds of this process:")
+    for num_params in sizes:
+        world = World(num_clients, 100, num_params=num_params)
+        world.run(100)
+        messages = max(100, min(TURN, 2 * 10**9 // num_params))
+        print(f"  {num_params:>12,}: {1e6 * world.run(messages)[1] / messages:12,.1f}", flush=True)
 
 
 def verdict(what: str, value: float, bound: float, *, at_least: bool = False) -> None:
@@ -210,16 +234,24 @@ def _page(folder: Path) -> str:
 def main() -> None:
     torch.set_num_threads(1)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("table", nargs="?", choices=["rate", "clients", "model", "simulate"], help="only one of them")
     parser.add_argument("--num-clients", type=int, default=1_000_000)
     parser.add_argument("--concurrency", type=int, default=10_000)
     parser.add_argument("--arrivals", type=int, default=500_000)
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--every", type=int, default=100, help="of the record of the third table")
     options = parser.parse_args()
-    rate(options.num_clients, options.concurrency, options.arrivals)
     few = min(500, options.concurrency)
-    against_n([(1000, few), (options.num_clients, few), (options.num_clients, options.concurrency)], options.turns)
-    whole(options.num_clients, options.concurrency, options.arrivals, options.every)
+    pairs = [(1000, few), (options.num_clients, few), (options.num_clients, options.concurrency)]
+    tables: dict[str, Callable[[], None]] = {
+        "rate": lambda: rate(options.num_clients, options.concurrency, options.arrivals),
+        "clients": lambda: against_n(pairs, options.turns),
+        "model": lambda: against_model(options.num_clients, [10**3, 10**4, 10**5, 10**6, 11_173_962]),
+        "simulate": lambda: whole(options.num_clients, options.concurrency, options.arrivals, options.every),
+    }
+    for name, make in tables.items():
+        if options.table in (None, name):
+            make()
 
 
 if __name__ == "__main__":
