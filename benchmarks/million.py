@@ -99,8 +99,8 @@ class World:
         return time.perf_counter() - wall, time.process_time() - cpu
 
 
-def rate(num_clients: int, concurrency: int, arrivals: int) -> None:
-    world = World(num_clients, concurrency)
+def rate(num_clients: int, concurrency: int, arrivals: int, buffer_size: int = 100) -> None:
+    world = World(num_clients, concurrency, buffer_size)
     wall, cpu = world.run(arrivals)
     server = world.server
     assert server.counts["accepted"] == arrivals == server.num_dispatched - len(server.open)
@@ -238,13 +238,14 @@ def main() -> None:
     parser.add_argument("--num-clients", type=int, default=1_000_000)
     parser.add_argument("--concurrency", type=int, default=10_000)
     parser.add_argument("--arrivals", type=int, default=500_000)
+    parser.add_argument("--buffer-size", type=int, default=100, help="M of the first table")
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--every", type=int, default=100, help="of the record of the third table")
     options = parser.parse_args()
     few = min(500, options.concurrency)
     pairs = [(1000, few), (options.num_clients, few), (options.num_clients, options.concurrency)]
     tables: dict[str, Callable[[], None]] = {
-        "rate": lambda: rate(options.num_clients, options.concurrency, options.arrivals),
+        "rate": lambda: rate(options.num_clients, options.concurrency, options.arrivals, options.buffer_size),
         "clients": lambda: against_n(pairs, options.turns),
         "model": lambda: against_model(options.num_clients, [10**3, 10**4, 10**5, 10**6, 11_173_962]),
         "simulate": lambda: whole(options.num_clients, options.concurrency, options.arrivals, options.every),
