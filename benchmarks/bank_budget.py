@@ -37,6 +37,9 @@ POOL = 61
 SLOW = 10
 """One client in so many is slow, and speaks so many times as seldom."""
 
+SURE = 3.0
+"""How sure clients are of what is right at first; at last, one more."""
+
 Words = NDArray[np.float32]
 
 
@@ -70,7 +73,8 @@ class Crowd:
         right, noise = parts
         lean = np.zeros(NUM_CLASSES, np.float32)
         lean[NUM_CLASSES - 1 - client // SLOW % 2 if client % SLOW == 0 else client % NUM_CLASSES] = 3.0
-        word: Words = right * np.float32(4 * number / self.num_words) + noise[(client + number) % POOL] * np.float32(1.5) + lean
+        sure = np.float32(SURE + number / self.num_words)
+        word: Words = right * sure + noise[(client + number) % POOL] * np.float32(1.5) + lean
         return word
 
 
