@@ -211,6 +211,14 @@ def arrivals_digest(lines: Iterator[Mapping[str, Any]]) -> str:
     return digest.hexdigest()
 
 
+def noting(lines: Iterator[Line], evaluations: list[Line]) -> Iterator[Line]:
+    """The lines, with the evaluations among them kept on the way: a long record is read once, and never held."""
+    for line in lines:
+        if line["event"] == "evaluation":
+            evaluations.append(line)
+        yield line
+
+
 def _numbers(metrics: Mapping[str, Any]) -> Line:
     """What a client or a method says of itself, as far as it is numbers; it never overwrites what we say."""
     return {key: _rounded(value) for key, value in metrics.items() if isinstance(value, int | float) and isfinite(value)}

@@ -1,7 +1,7 @@
 """A run from its first dispatch to its summary, and on again after it was stopped."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ from fedecho.experiments.config import ConfigError, fingerprint, from_config
 from fedecho.experiments.experiment import Experiment
 from fedecho.experiments.folder import check_folder, owned
 from fedecho.experiments.identity import config_of, header_of, model_digest, name_of, notes_of
-from fedecho.experiments.record import RECORD, Line, Mark, Record, arrivals_digest, read_header
+from fedecho.experiments.record import RECORD, Line, Mark, Record, arrivals_digest, noting, read_header
 from fedecho.experiments.signals import stop_signals
 from fedecho.experiments.standstill import Standstill
 from fedecho.experiments.stopwatch import TimedTransport
@@ -129,17 +129,12 @@ class _Run:
         self.real_before = 0.0
         self.save_cost_s = 0.0
         self.standstill = Standstill(simulation.experiment)
-        self.tally: Tally | None = Tally()
+        self.tally = Tally()
         self.began = self.saved_at = time.perf_counter()
 
     @property
     def real_s(self) -> float:
         return self.real_before + time.perf_counter() - self.began
-
-    @property
-    def _tally(self) -> Tally:
-        assert self.tally is not None  # noqa: S101 (``open`` has seen to it)
-        return self.tally
 
     @property
     def _pause_s(self) -> float:
@@ -165,7 +160,7 @@ class _Run:
             self.record = Record.in_memory(runtimes, every)
         elif resume:
             self.record = Record.continued(self.folder, runtimes, self._restore(say), every)
-            if self.tally is None:  # of a checkpoint from before there were tallies
+            if self.tally.accepted < self.simulation.server.counts["accepted"]:  # a checkpoint from before there were tallies
                 self.tally = Tally.of(self.record.lines())
         else:
             self.record = Record.new(self.folder, runtimes, header_of(self.simulation, self.config, execution), every)
@@ -190,7 +185,7 @@ class _Run:
         self.num_moments += 1
         self.record.moment(moment)
         self.standstill.see(moment.receipt)
-        self._tally.see(moment.receipt)
+        self.tally.see(moment.receipt)
         scores = self._evaluate(moment)
         self.watch(moment, scores)
         if self.stop():
@@ -224,7 +219,7 @@ class _Run:
             "position": mark.position,
             "record_sha256": mark.sha256,
             "record_others": mark.others,
-            "tally": self._tally.to_tree(),
+            "tally": self.tally.to_tree(),
             "real_s": self.real_s,
             "spent": self.stopwatch.spent(),
             "num_moments": self.num_moments,
@@ -251,7 +246,7 @@ class _Run:
             self.real_before, self.num_moments = tree["real_s"], tree["num_moments"]
             self.stopwatch.go_on(tree.get("spent", {}))
             self.standstill.refused, self.standstill.fruitless = tree["refused"], tree["fruitless"]
-            self.tally = Tally().from_tree(tree["tally"]) if "tally" in tree else None
+            self.tally = Tally().from_tree(tree.get("tally", self.tally.to_tree()))
             return Mark(tree["position"], tree.get("record_sha256"), tree.get("record_others", 0))
         except (KeyError, TypeError, AttributeError) as error:
             told = f"{type(error).__name__}: {error}"
@@ -271,7 +266,7 @@ class _Run:
         weights = server.model.weights
         named = simulation.layout.named(weights)
         evaluations: list[Line] = []
-        arrivals_sha256 = arrivals_digest(_noting(self.record.lines(), evaluations))
+        arrivals_sha256 = arrivals_digest(noting(self.record.lines(), evaluations))
         bank = getattr(server.state, "bank", None)
         experiment = simulation.experiment
         summary = Summary(
@@ -294,7 +289,7 @@ class _Run:
             privacy=spent(experiment.privacy, self.record.lines()) if experiment.privacy.on else None,
             record_every=experiment.record_every or 1,
             **accuracies(evaluations),
-            **self._tally.staleness(),
+            **self.tally.staleness(),
         )
         if self.folder is not None:
             self.record.sync()
@@ -303,11 +298,3 @@ class _Run:
             summary.write(self.folder)
             remove_checkpoints(self.folder)
         return Result(summary, evaluations, weights, named, self.folder)
-
-
-def _noting(lines: Iterator[Line], evaluations: list[Line]) -> Iterator[Line]:
-    """The lines, with the evaluations among them kept on the way: a long record is read once, and never held."""
-    for line in lines:
-        if line["event"] == "evaluation":
-            evaluations.append(line)
-        yield line
