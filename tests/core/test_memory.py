@@ -1,5 +1,6 @@
 """One row per client, wherever the rows lie."""
 
+import copy
 import errno
 import gc
 import os
@@ -66,7 +67,7 @@ def test_only_clients_that_were_heard_are_in_the_tree() -> None:
     memory[7] = torch.ones(2)
     tree = memory.to_tree()
     assert tree["clients"] == [7]
-    assert [row.tolist() for row in tree["rows"]] == [[1.0, 1.0]]
+    assert [block.tensor().tolist() for block in tree["blocks"]] == [[[1.0, 1.0]]]
 
 
 def test_a_mapped_file_has_no_name_even_while_it_is_used(tmp_path: Path) -> None:
@@ -128,7 +129,7 @@ def test_a_full_disk_is_an_error_and_not_the_end_of_the_process(tmp_path: Path, 
     memory[1] = torch.ones(4)
 
     def full(file: int, start: int, length: int) -> None:
-        assert (start, length) == (2 * 16, 16)
+        assert (start, length) == (16, 16)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", full)
@@ -137,3 +138,43 @@ def test_a_full_disk_is_an_error_and_not_the_end_of_the_process(tmp_path: Path, 
         memory[2] = torch.ones(4)
     assert list(memory) == [1]
     assert memory[1].tolist() == [2.0] * 4
+
+
+row_actions = st.lists(st.tuples(st.sampled_from(["write", "drop"]), st.integers(0, 30), st.integers(-99, 99)), max_size=60)
+
+
+@given(row_actions, st.sampled_from(PLACES), st.sampled_from([torch.float32, torch.float16]))
+@settings(max_examples=60, deadline=None)
+def test_rows_that_are_given_up_are_taken_again(actions: list[tuple[str, int, int]], place: Place, dtype: torch.dtype) -> None:
+    """Against a dict; the rows in use never outnumber the clients there were at once."""
+    memory, model, most = ClientMemory(31, torch.zeros(3), place, dtype=dtype), {}, 0
+    for action, client, value in actions:
+        if action == "write":
+            memory[client] = torch.full((3,), float(value))
+            model[client] = [float(value)] * 3
+        elif client in model:
+            del memory[client]
+            del model[client]
+        most = max(most, len(model))
+        assert list(memory) == list(model)
+        assert {client: memory[client].tolist() for client in memory} == model
+        assert memory.num_bytes == len(model) * 3 * dtype.itemsize
+    assert sum(block.shape[0] for block in memory.to_tree()["blocks"]) <= most
+    again = copy.deepcopy(memory)
+    assert {client: again[client].tolist() for client in again} == model
+
+
+def test_pages_of_a_mapped_file_are_handed_back(tmp_path: Path) -> None:
+    """400 MB of rows are written and read, and at no time is much of them in memory."""
+    memory, row = ClientMemory(100, torch.zeros(1_000_000), "file", str(tmp_path)), torch.ones(1_000_000)
+    before, most = resident_mb(), 0.0
+    for client in range(100):
+        memory[client] = row * client
+        most = max(most, resident_mb() - before)
+    assert [int(memory[client][-1]) for client in range(0, 100, 9)] == list(range(0, 100, 9))
+    assert most < 200
+
+
+def resident_mb() -> float:
+    rows = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(rows["VmRSS"].split()[0]) / 1024

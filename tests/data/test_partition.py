@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedecho.data import partition
-from fedecho.data.partition import PARTITIONERS, DirichletPartitioner, IidPartitioner, ShardPartitioner
+from fedecho.data.partition import PARTITIONERS, DirichletPartitioner, DrawnPartitioner, IidPartitioner, ShardPartitioner
 
 PARTITIONS: list[Any] = [
     DirichletPartitioner(alpha=1.0),
@@ -128,7 +128,8 @@ def test_shards_are_equal_pieces_of_the_rows_sorted_by_label(shards: int) -> Non
 
 
 def test_names_are_those_of_the_table() -> None:
-    assert {"dirichlet": DirichletPartitioner, "iid": IidPartitioner, "shards": ShardPartitioner} == PARTITIONERS
+    known = {"dirichlet": DirichletPartitioner, "iid": IidPartitioner, "shards": ShardPartitioner, "drawn": DrawnPartitioner}
+    assert known == PARTITIONERS
 
 
 @pytest.mark.parametrize(

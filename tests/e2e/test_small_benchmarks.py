@@ -1,11 +1,12 @@
-"""The crash, full-disk and soak benchmarks, small: what they check is checked at every change."""
+"""The crash, full-disk, soak, million and bank benchmarks, small: what they check is checked at every change."""
 
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from benchmarks import fuzz, soak
+import torch
+from benchmarks import bank_budget, fuzz, million, soak
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,3 +48,28 @@ def test_nothing_refused_changes_a_bit_and_nothing_odd_is_let_in() -> None:
     found = fuzz.fuzz(1500, seed=8)
     worse = [what for what in found.failures if "has changed" in what or "does not fit" in what or "another kind" in what]
     assert not worse, [found.examples[what] for what in worse]
+
+
+def test_time_and_memory_hardly_move_with_the_number_of_clients() -> None:
+    """The million's worlds, small. Times are the benchmark's to judge; here, that both see the same traffic."""
+    few, many = million.World(200, 50), million.World(50_000, 50)
+    for world in (few, many):
+        world.run(2000)
+        assert world.server.counts == {"accepted": 2000}
+        assert len(world.server.open) == len(world.transport.open) == len(world.transport.queue) == 50
+        assert world.server.model.version == 20
+    assert len(many.server.idle) == 50_000 - 50
+
+
+def test_what_each_way_of_keeping_the_bank_costs_the_teacher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bank_budget, "NUM_UNLABELED", 50)
+    crowd = bank_budget.Crowd(200, 400)
+    true, entry_mb = bank_budget.unlimited(crowd), 50 * 10 * 4 / 1e6
+    budget = 2 * entry_mb + 50.5 * entry_mb
+    found = {name: bank_budget.keep(crowd, keeping) for name, keeping in bank_budget.ways(budget, str(tmp_path)).items()}
+    teachers = [kept.num_teachers for kept in found.values()]
+    assert teachers == [200, 200, 50, 101]
+    assert all(kept.drift < 1e-12 for kept in found.values())
+    l1 = [bank_budget.errors(true, torch.from_numpy(kept.teacher))[0] for kept in found.values()]
+    assert l1[0] < 1e-6 < l1[1] < 1e-3 < l1[3] < l1[2]
+    assert all(kept.num_bytes <= 1e6 * budget for kept in list(found.values())[2:])

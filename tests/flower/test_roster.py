@@ -1,5 +1,8 @@
 """Which client is behind which node."""
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from fedecho.flower.roster import Change, Roster
 
 
@@ -65,3 +68,29 @@ def test_a_node_without_a_number_gets_the_next_that_is_free_and_is_spoken_of_onc
     roster.look([6])
     assert roster.heirs() == [0], "node 7 went while it waited"
     assert roster.node_of(0) == 6
+
+
+roster_actions = st.lists(
+    st.tuples(st.sampled_from(["come", "claim", "go", "remember"]), st.integers(0, 9), st.integers(0, 4)), max_size=40
+)
+
+
+@given(roster_actions)
+@settings(max_examples=100, deadline=None)
+def test_numbers_are_those_of_looking_through_all_clients(actions: list[tuple[str, int, int]]) -> None:
+    """The rule, looked up the long way: a node's own number of before, else the first fresh one, else the first free one."""
+    roster = Roster(5)
+    for action, node, client in actions:
+        if action == "go":
+            roster.forget(node)
+        elif action == "remember":
+            roster.remember(roster.numbers)
+        elif roster._client_of.get(node) is None:
+            if action == "come":
+                free = [each for each in range(5) if roster.node_of(each) is None]
+                own = [each for each in free if roster.numbers.get(each) == node]
+                fresh = [each for each in free if each not in roster.numbers]
+                expected = (own or fresh or free or [None])[0]
+                assert roster.number(node) == expected
+                client = -1 if expected is None else expected
+            roster.enter(node, client)

@@ -100,7 +100,8 @@ class ComparesClients(EventQueue):
 
 class LastInFirstOut(EventQueue):
     def put(self, time: float, event: Event) -> None:
-        heappush(self._heap, (time, -next(self._numbers), event))
+        heappush(self._heap, (time, -self._next, event))
+        self._next += 1
 
 
 # Delta measured against the current model: in the server, in FedEcho and at the client.

@@ -98,3 +98,40 @@ def test_an_event_at_the_clock_is_taken() -> None:
 def test_an_empty_queue_has_nothing_to_pop() -> None:
     with pytest.raises(IndexError):
         EventQueue().pop()
+
+
+@given(st.lists(st.integers(0, 5).map(float), max_size=20), actions)
+@settings(max_examples=50, deadline=None)
+def test_many_at_once_are_many_in_turn(times: list[float], actions: list[float | str]) -> None:
+    """Columns and heap against a heap alone, with puts, pops and reloads between."""
+    at_once, in_turn = EventQueue(), EventQueue()
+    at_once.put_all(times, "leave")
+    for client, time in enumerate(times):
+        in_turn.put(time, Event("leave", client, 0))
+    for action in actions:
+        if action == "reload":
+            at_once = reloaded(at_once)
+        elif action == "pop":
+            if len(in_turn):
+                assert at_once.pop() == in_turn.pop()
+        else:
+            for queue in (at_once, in_turn):
+                queue.put(queue.now + float(action), Event("finish", 1, 2))
+        assert (at_once.now, len(at_once), at_once.entries()) == (in_turn.now, len(in_turn), in_turn.entries())
+
+
+def test_many_at_once_need_an_empty_queue_and_a_time_to_come() -> None:
+    queue = EventQueue()
+    with pytest.raises(ValueError, match=r"an event at -1.0 would lie before the clock"):
+        queue.put_all([1.0, -1.0], "leave")
+    queue.put(1.0, Event("finish", 0, 0))
+    with pytest.raises(ValueError, match="only into an empty queue"):
+        queue.put_all([1.0], "leave")
+
+
+def test_a_queue_of_an_older_checkpoint_is_taken_up() -> None:
+    tree = {"now": 1.0, "entries": [[2.0, 5, "finish", 3, 9], [2.0, 6, "leave", 1, 0]], "next": 7}
+    queue = EventQueue().from_tree(tree)
+    assert [queue.pop(), queue.pop()] == [Event("finish", 3, 9), Event("leave", 1, 0)]
+    queue.put(3.0, Event("finish", 0, 1))
+    assert queue.to_tree()["numbers"] == [7]

@@ -17,7 +17,8 @@ def written(folder: Path, text: str | bytes) -> Path:
 
 def test_every_client_gets_its_own_rows(tmp_path: Path) -> None:
     path = written(tmp_path, "client,runtime_s\n1,2.5\n0,10\n1,1e2\n\n2,0.125\n")
-    assert read_trace(path, 3) == [[10.0], [2.5, 100.0], [0.125]]
+    trace = read_trace(path, 3)
+    assert [trace.of(client) for client in range(3)] == [[10.0], [2.5, 100.0], [0.125]]
 
 
 @pytest.mark.parametrize(
@@ -33,7 +34,7 @@ def test_every_client_gets_its_own_rows(tmp_path: Path) -> None:
     ids=["other order", "more columns", "windows line ends", "quotes", "spaces", "no last line end"],
 )
 def test_usual_ways_of_writing_a_table_are_read(tmp_path: Path, text: str) -> None:
-    assert read_trace(written(tmp_path, text), 1) == [[3.5]]
+    assert read_trace(written(tmp_path, text), 1).of(0) == [3.5]
 
 
 BAD_LINES = {

@@ -70,6 +70,8 @@ class FedEcho(Generic[S]):
         teachers: dict[str, Any] = {"num_teachers": len(bank), "teacher_age": bank.mean_age(model.version)}
         if bank.num_refused:
             teachers["refused_logits"] = bank.num_refused
+        if isinstance(bank, Bank) and bank.num_dropped:
+            teachers["dropped_teachers"] = bank.num_dropped
         if self.distiller.num_steps(self._student.num_unlabeled) == 0 or not len(bank):
             fresh = replace(state, inner=inner.state)
             return Advance(fresh, inner.weights, inner.correction, {**inner.metrics, **teachers})

@@ -146,7 +146,8 @@ def misfit(update: ClientUpdate, base: GlobalModel) -> Fault | None:
 
 def norm_of(delta: Tensor) -> float:
     """Not finite if any entry is not: one pass answers both questions."""
-    return float(torch.linalg.vector_norm(delta))
+    norm: float = torch.linalg.vector_norm(delta).item()
+    return norm
 
 
 def _finite(tensor: Tensor) -> bool:

@@ -9,20 +9,21 @@ import io
 import json
 import os
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from fedecho.core.disk import disk_full_at
+from fedecho.core.pieces import Held, bytes_of, made, pieces_of
 
 KEEP = 2
 FORMAT = "fedecho-checkpoint-1"
+MANY = 1000
 
 
 class CheckpointError(ValueError):
@@ -30,25 +31,50 @@ class CheckpointError(ValueError):
 
 
 def encode(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """The JSON of a tree of dataclasses, containers, tensors and plain values; tensors go into ``tensors``."""
-    if isinstance(value, Tensor):
-        name = f"t{len(tensors)}"
-        # A clone, because safetensors refuses two names for one storage, and rows of a bank are views of one.
-        tensors[name] = value.detach().cpu().contiguous().clone()
-        return {"tensor": name}
+    """The JSON of a tree of dataclasses, containers, tensors and plain values; copies of tensors go into ``tensors``."""
+    held: dict[str, Held] = {}
+    tree = _encoded(value, held)
+    tensors |= {name: made(each).detach().cpu().contiguous().clone() for name, each in held.items()}
+    return tree
+
+
+def _encoded(value: Any, tensors: dict[str, Held]) -> Any:
+    if isinstance(value, Tensor) or hasattr(value, "tensor"):
+        return {"tensor": _named(value, tensors)}
     if hasattr(value, "to_tree"):
-        return {"tree": encode(value.to_tree(), tensors)}
+        return {"tree": _encoded(value.to_tree(), tensors)}
     if is_dataclass(value) and not isinstance(value, type):
-        return {"fields": {f.name: encode(getattr(value, f.name), tensors) for f in fields(value)}}
+        return {"fields": {f.name: _encoded(getattr(value, f.name), tensors) for f in fields(value)}}
     if isinstance(value, Mapping):
-        return {"map": [[_key(key), encode(child, tensors)] for key, child in value.items()]}
+        keys, values = _numbers(list(value)), _numbers(list(value.values()))
+        if keys is not None and values is not None:
+            return {"pairs": [_named(keys, tensors), _named(values, tensors)]}
+        return {"map": [[_key(key), _encoded(child, tensors)] for key, child in value.items()]}
     if isinstance(value, list | tuple):
-        return [encode(_listed(item), tensors) for item in value]
+        numbers = _numbers(value)
+        if numbers is not None:
+            return {"numbers": _named(numbers, tensors)}
+        return [_encoded(_listed(item), tensors) for item in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise TypeError(
         f"a checkpoint cannot hold a {type(value).__name__}: use tensors, numbers, strings, lists, dicts or dataclasses"
     )
+
+
+def _named(tensor: Held, tensors: dict[str, Held]) -> str:
+    name = f"t{len(tensors)}"
+    tensors[name] = tensor
+    return name
+
+
+def _numbers(values: Sequence[Any]) -> Tensor | None:
+    """A long list of whole numbers, or of floats, as a tensor: a header of a million clients in JSON would be too long."""
+    if len(values) < MANY:
+        return None
+    if all(type(value) is int and -(2**63) <= value < 2**63 for value in values):
+        return torch.tensor(values, dtype=torch.int64)
+    return torch.tensor(values, dtype=torch.float64) if all(type(value) is float for value in values) else None
 
 
 def _key(key: Any) -> str | int:
@@ -75,6 +101,11 @@ def decode(node: Any, tensors: Mapping[str, Tensor], template: Any = None) -> An
     if "tensor" in node:
         tensor = tensors[node["tensor"]]
         return tensor.to(template.device) if isinstance(template, Tensor) else tensor
+    if "numbers" in node:
+        return tensors[node["numbers"]].tolist()
+    if "pairs" in node:
+        keys, values = (tensors[name].tolist() for name in node["pairs"])
+        return dict(zip(keys, values, strict=True))
     if "map" in node:
         known = template if isinstance(template, Mapping) else {}
         return {key: decode(value, tensors, known.get(key)) for key, value in node["map"]}
@@ -97,14 +128,16 @@ class Every(dict[Any, Any]):
         return self._template
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes | Iterable[bytes | memoryview]) -> None:
     """The file is there whole or not at all, also after a power cut. On a full disk, what stood under its name stays."""
+    pieces = [data] if isinstance(data, bytes) else data
     temporary = path.with_name(path.name + ".part")
     with disk_full_at(path):
         try:
             # Without a buffer, so that closing the file has nothing left to write, and nothing left to fail at.
             with temporary.open("wb", buffering=0) as file:
-                _write_all(file, data)
+                for piece in pieces:
+                    _write_all(file, piece)
                 os.fsync(file.fileno())
             temporary.replace(path)
         except BaseException:
@@ -117,7 +150,7 @@ def write_atomically(path: Path, data: bytes) -> None:
             os.close(folder)
 
 
-def _write_all(file: io.FileIO, data: bytes) -> None:
+def _write_all(file: io.FileIO, data: bytes | memoryview) -> None:
     """A disk that is nearly full takes a part, and says at the next write that it is full."""
     rest = memoryview(data)
     while rest:
@@ -125,12 +158,12 @@ def _write_all(file: io.FileIO, data: bytes) -> None:
 
 
 def save_checkpoint(folder: Path, number: int, value: Any) -> Path:
-    """Write checkpoint ``number`` and drop all but the newest few."""
-    tensors: dict[str, Tensor] = {}
-    text = json.dumps(encode(value, tensors), separators=(",", ":"))
+    """Write checkpoint ``number`` and drop all but the newest few. What a file holds is copied block by block, never as a whole."""
+    tensors: dict[str, Held] = {}
+    text = json.dumps(_encoded(value, tensors), separators=(",", ":"))
     metadata = {"format": FORMAT, "tree": text, "sha256": _digest(text, tensors)}
     path = folder / f"checkpoint-{number:010d}.safetensors"
-    write_atomically(path, save(tensors, metadata))
+    write_atomically(path, pieces_of(tensors, metadata))
     for old in _checkpoints(folder)[KEEP:]:
         old.unlink(missing_ok=True)
     return path
@@ -170,10 +203,10 @@ def _read(path: Path) -> tuple[Any, dict[str, Tensor]]:
     return json.loads(metadata["tree"]), tensors
 
 
-def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
+def _digest(text: str, tensors: Mapping[str, Held]) -> str:
     digest = hashlib.sha256(text.encode())
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b"")
+        digest.update(bytes_of(tensor))
     return digest.hexdigest()

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from fedecho.core.server import Receipt, Server, Step
 from fedecho.core.types import Dispatch, Message
@@ -23,8 +23,7 @@ class Transport(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
+class Sent(NamedTuple):
     """A client was given a model."""
 
     time: float
@@ -74,6 +73,9 @@ def drive(
 
 def _send(server: Server[Any], transport: Transport) -> tuple[Sent, ...]:
     dispatches = server.refill()
+    if not dispatches:
+        return ()
     for dispatch in dispatches:
         transport.send(dispatch)
-    return tuple(Sent(transport.now, d.number, d.client, d.model.version) for d in dispatches)
+    now = transport.now
+    return tuple([Sent(now, d.number, d.client, d.model.version) for d in dispatches])

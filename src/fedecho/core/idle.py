@@ -3,18 +3,22 @@
 from array import array
 from collections.abc import Iterable
 
+import numpy as np
+
 
 class Idle:
     """A set of small integers that can be indexed: picking one at random and taking it out are O(1).
 
-    The order inside is a deterministic function of the history, so it belongs to a checkpoint.
+    Two arrays of four bytes a client and no object: a million clients take 8 MB. The order inside is a deterministic function of
+    the history, so it belongs to a checkpoint.
     """
 
     def __init__(self, clients: Iterable[int], num_clients: int) -> None:
-        self._order = array("q", clients)
-        self._place = array("q", [-1]) * num_clients
-        for place, client in enumerate(self._order):
-            self._place[client] = place
+        self._order = array("i", clients)
+        self._place = array("i", [-1]) * num_clients
+        if self._order:
+            order = np.frombuffer(self._order, np.int32)
+            np.frombuffer(self._place, np.int32)[order] = np.arange(len(order), dtype=np.int32)
 
     def __len__(self) -> int:
         return len(self._order)
@@ -26,7 +30,7 @@ class Idle:
         return self._order[place]
 
     def add(self, client: int) -> None:
-        if client not in self:
+        if self._place[client] < 0:
             self._place[client] = len(self._order)
             self._order.append(client)
 

@@ -1,98 +1,134 @@
-"""One flat vector per client: in memory, on another device, or in a mapped file."""
+"""One flat vector per client that was heard: in memory, on another device, or in a mapped file."""
 
-import os
-import tempfile
-import weakref
 from collections.abc import Iterator
-from pathlib import Path
+from math import prod
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from fedecho.core.disk import disk_full_at
+from fedecho.core.mapped import MappedFile
 
 Place = Literal["device", "cpu", "file"]
+PLACES = ("device", "cpu", "file")
+BLOCK_BYTES = 32 * 2**20
+"""Rows are kept in blocks of about this size: they grow without ever being copied, and a checkpoint writes one after the other."""
 
 
 class ClientMemory:
-    """Rows that are zero until written. Only the clients that were heard take part in a checkpoint.
+    """Rows that are zero until written. Only clients that were heard take room, and part in a checkpoint.
 
     ``device`` keeps rows beside the model, ``cpu`` in main memory, ``file`` in a mapped temporary file that the system
     pages as it sees fit and that is gone with the process (a checkpoint holds what a resumed run needs).
     """
 
-    def __init__(self, num_clients: int, like: Tensor, place: Place = "device", folder: str | None = None) -> None:
+    def __init__(
+        self,
+        num_clients: int,
+        like: Tensor,
+        place: Place = "device",
+        folder: str | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         if num_clients < 1:
             raise ValueError(f"num_clients must be at least 1, got {num_clients}")
-        self._like = like
-        self._seen: dict[int, None] = {}
-        shape = (num_clients, like.numel())
-        self._room: _Room | None = None
-        if place == "file":
-            self._room, rows = _mapped(shape, folder)
-            self._rows = torch.from_numpy(rows)
-        elif place in ("device", "cpu"):
-            self._rows = torch.zeros(shape, dtype=torch.float32, device=like.device if place == "device" else "cpu")
-        else:
+        if place not in PLACES:
             raise ValueError(f"memory must be 'device', 'cpu' or 'file', got {place!r}")
+        self._num_clients, self._like, self._dtype = num_clients, like, dtype
+        self.row_bytes = like.numel() * dtype.itemsize
+        self._slots: dict[int, int] = {}
+        """Which row is whose, in the order clients were first heard."""
+        self._free: list[int] = []
+        self._device = like.device if place == "device" else torch.device("cpu")
+        self._file = MappedFile(folder, self.row_bytes, BLOCK_BYTES) if place == "file" and self.row_bytes else None
+        self._rows_per_block = self._file.rows_per_block if self._file else max(1, BLOCK_BYTES // max(self.row_bytes, 1))
+        self._blocks: list[Tensor] = []
 
     def __len__(self) -> int:
         """How many clients were heard."""
-        return len(self._seen)
+        return len(self._slots)
 
     def __contains__(self, client: int) -> bool:
-        return client in self._seen
+        return client in self._slots
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._seen)
+        return iter(self._slots)
 
     def __getitem__(self, client: int) -> Tensor:
         """The client's row beside the model: a view where it already is there, else a copy."""
-        return self._rows[client].to(self._like.device)
+        slot = self._slots.get(client)
+        if slot is None:
+            return torch.zeros(self._like.numel(), dtype=self._dtype, device=self._like.device)
+        return self._row(slot).to(self._like.device)
 
     def __setitem__(self, client: int, vector: Tensor) -> None:
-        if self._room is not None and client not in self._seen:
-            self._room.reserve(client)
-        self._rows[client].copy_(vector)
-        self._seen[client] = None
+        slot = self._slots.get(client)
+        if slot is None:
+            slot = self._free[-1] if self._free else len(self._slots)
+            self._make_room(slot)
+            self._slots[client] = slot
+            del self._free[-1:]
+        self._row(slot).copy_(vector)
+
+    def __delitem__(self, client: int) -> None:
+        """The client is no longer heard of; its row is for the next one."""
+        self._free.append(self._slots.pop(client))
+
+    def _row(self, slot: int) -> Tensor:
+        if self._file is not None:
+            self._file.touched(self.row_bytes)
+        return self._blocks[slot // self._rows_per_block][slot % self._rows_per_block]
+
+    def _make_room(self, slot: int) -> None:
+        if slot // self._rows_per_block == len(self._blocks):
+            self._blocks.append(self._new_block())
+        if self._file is not None:
+            self._file.reserve(slot)
+
+    def _new_block(self) -> Tensor:
+        shape = (self._rows_per_block, self._like.numel())
+        if self._file is None:
+            return torch.empty(shape, dtype=self._dtype, device=self._device)  # of which nothing is read before it is written
+        return torch.frombuffer(self._file.new_block(), dtype=self._dtype, count=prod(shape)).view(shape)
 
     @property
     def num_bytes(self) -> int:
-        return len(self._seen) * self._rows.shape[1] * 4
+        return len(self._slots) * self.row_bytes
 
     def to_tree(self) -> dict[str, Any]:
-        clients = list(self._seen)
-        return {"clients": clients, "rows": [self._rows[client] for client in clients]}
+        """Whole blocks, which a checkpoint reads when it writes them."""
+        used = max(self._slots.values(), default=-1) + 1
+        starts = range(0, used, self._rows_per_block)
+        blocks = [_Block(self, number, min(self._rows_per_block, used - start)) for number, start in enumerate(starts)]
+        return {"clients": list(self._slots), "slots": list(self._slots.values()), "blocks": blocks}
 
     def from_tree(self, tree: dict[str, Any]) -> "ClientMemory":
-        for client, row in zip(tree["clients"], tree["rows"], strict=True):
-            self[client] = row
+        if "rows" in tree:  # of a checkpoint from before there were blocks
+            for client, row in zip(tree["clients"], tree["rows"], strict=True):
+                self[client] = row
+            return self
+        blocks = [block.tensor() if isinstance(block, _Block) else block for block in tree["blocks"]]
+        per_block = len(blocks[0]) if blocks else 1
+        for client, slot in zip(tree["clients"], tree["slots"], strict=True):
+            self[client] = blocks[slot // per_block][slot % per_block]
         return self
 
-
-class _Room:
-    """Takes the room of a row before it is written: where there is none, a write to mapped memory would kill the process."""
-
-    def __init__(self, file: int, row_bytes: int, folder: Path) -> None:
-        self._file, self._row_bytes, self._folder = file, row_bytes, folder
-        weakref.finalize(self, os.close, file)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "_Room":
-        return self
-
-    def reserve(self, row: int) -> None:
-        with disk_full_at(self._folder):
-            os.posix_fallocate(self._file, row * self._row_bytes, self._row_bytes)
+    def __deepcopy__(self, memo: dict[int, Any]) -> "ClientMemory":
+        """In main memory where the rows are in a file, which nobody can copy."""
+        place: Place = "cpu" if self._file is not None else "device" if self._device == self._like.device else "cpu"
+        return ClientMemory(self._num_clients, self._like, place, dtype=self._dtype).from_tree(self.to_tree())
 
 
-def _mapped(shape: tuple[int, int], folder: str | None) -> tuple[_Room | None, np.ndarray[Any, np.dtype[np.float32]]]:
-    """A sparse temporary file, unlinked at once: it takes room only for rows that were written."""
-    if folder is not None and not Path(folder).is_dir():
-        raise ValueError(f"memory_dir {folder!r} is not a folder")
-    if shape[1] == 0:
-        return None, np.zeros(shape, np.float32)
-    with tempfile.TemporaryFile(prefix="fedecho-", dir=folder) as file:
-        room = _Room(os.dup(file.fileno()), 4 * shape[1], Path(folder or tempfile.gettempdir()))
-        return room, np.memmap(file, np.float32, "w+", shape=shape)
+class _Block:
+    """Some rows, copied off their place when a checkpoint comes to them."""
+
+    def __init__(self, memory: ClientMemory, number: int, num_rows: int) -> None:
+        self._memory, self._number, self._num_rows = memory, number, num_rows
+        self.dtype = memory._dtype
+        self.shape = (num_rows, memory._like.numel())
+
+    def tensor(self) -> Tensor:
+        rows = self._memory._blocks[self._number][: self._num_rows].to("cpu", copy=True)
+        if self._memory._file is not None:
+            self._memory._file.touched(rows.nbytes)
+        return rows

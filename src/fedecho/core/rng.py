@@ -4,9 +4,10 @@ A draw is a pure function of the run's seed and an address such as ``("select", 
 a parallel run and another algorithm at the same seed all see the same numbers.
 """
 
-import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
+from hashlib import blake2b
 
 import numpy as np
 import torch
@@ -22,9 +23,20 @@ def derive(seed: int, *address: Address) -> int:
     >>> derive(0, "select", 1) == derive(0, "select", "1")
     False
     """
+    if len(address) == 2:
+        name, number = address
+        if type(name) is str and type(number) is int and type(seed) is int:  # nearly all draws: half the time, the same bytes
+            digest = _begun(seed, name).copy()
+            digest.update(b"%d)" % number)
+            return int.from_bytes(digest.digest(), "big") >> 1
     plain = (int(seed), *(part if isinstance(part, str) else int(part) for part in address))
-    digest = hashlib.blake2b(repr(plain).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
+    return int.from_bytes(blake2b(repr(plain).encode(), digest_size=8).digest(), "big") >> 1
+
+
+@lru_cache(maxsize=256)
+def _begun(seed: int, name: str) -> blake2b:
+    """The hash of an address up to its last number."""
+    return blake2b(f"({seed}, {name!r}, ".encode(), digest_size=8)
 
 
 def uniform(seed: int, *address: Address) -> float:

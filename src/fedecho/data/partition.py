@@ -1,5 +1,6 @@
 """How labelled examples are split over clients. The names are those of flwr-datasets."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -7,14 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedecho.core.rng import numpy_rng
+from fedecho.data.parts import DrawnParts, HeldParts, Indices
 
-Indices = NDArray[np.int64]
 MAX_DRAWS = 1000
 
 
 class Partitioner(Protocol):
-    def split(self, labels: NDArray[Any], num_clients: int, seed: int) -> list[Indices]:
-        """The rows of each client: every row in exactly one client, no client empty."""
+    def split(self, labels: NDArray[Any], num_clients: int, seed: int) -> Sequence[Indices] | DrawnParts:
+        """The rows of each client, no client empty; every row in exactly one client, but of ``DrawnPartitioner``."""
         ...
 
 
@@ -34,36 +35,38 @@ class DirichletPartitioner:
         if self.min_partition_size < 1:
             raise ValueError(f"min_partition_size must be at least 1, got {self.min_partition_size}")
 
-    def split(self, labels: NDArray[Any], num_clients: int, seed: int) -> list[Indices]:
+    def split(self, labels: NDArray[Any], num_clients: int, seed: int) -> HeldParts:
         _check(len(labels), num_clients, self.min_partition_size)
         for draw in range(MAX_DRAWS):
             parts = self._draw(labels, num_clients, numpy_rng(seed, "partition", draw))
-            if min(map(len, parts)) >= self.min_partition_size:
-                return parts
+            if np.bincount(parts, minlength=num_clients).min() >= self.min_partition_size:
+                return HeldParts.of(parts, num_clients)
         raise ValueError(
             f"no Dirichlet({self.alpha}) split of {len(labels)} examples gave each of {num_clients} clients "
             f"{self.min_partition_size} in {MAX_DRAWS} draws: use fewer clients or a larger alpha"
         )
 
-    def _draw(self, labels: NDArray[Any], num_clients: int, rng: np.random.Generator) -> list[Indices]:
-        pieces: list[list[Indices]] = [[] for _ in range(num_clients)]
+    def _draw(self, labels: NDArray[Any], num_clients: int, rng: np.random.Generator) -> Indices:
+        """The client of each row."""
+        client_of = np.empty(len(labels), np.int64)
         for label in np.unique(labels):
             rows = rng.permutation(np.flatnonzero(labels == label))
             shares = rng.dirichlet(np.full(num_clients, self.alpha))
             cuts = np.floor(np.cumsum(shares)[:-1] * len(rows)).astype(np.int64)
-            for client, piece in enumerate(np.split(rows, cuts)):
-                pieces[client].append(piece)
-        return [np.sort(np.concatenate(mine)) for mine in pieces]
+            client_of[rows] = np.searchsorted(cuts, np.arange(len(rows)), side="right")
+        return client_of
 
 
 @dataclass(frozen=True, kw_only=True)
 class IidPartitioner:
     """Shuffled rows in parts of equal size, give or take one."""
 
-    def split(self, labels: NDArray[Any], num_clients: int, seed: int) -> list[Indices]:
+    def split(self, labels: NDArray[Any], num_clients: int, seed: int) -> HeldParts:
         _check(len(labels), num_clients, 1)
         rows = numpy_rng(seed, "partition").permutation(len(labels))
-        return [np.sort(part) for part in np.array_split(rows, num_clients)]
+        client_of = np.empty(len(labels), np.int64)
+        client_of[rows] = _even(len(labels), num_clients)
+        return HeldParts.of(client_of, num_clients)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,22 +79,59 @@ class ShardPartitioner:
         if self.num_shards_per_partition < 1:
             raise ValueError(f"num_shards_per_partition must be at least 1, got {self.num_shards_per_partition}")
 
-    def split(self, labels: NDArray[Any], num_clients: int, seed: int) -> list[Indices]:
+    def split(self, labels: NDArray[Any], num_clients: int, seed: int) -> HeldParts:
         num_shards = num_clients * self.num_shards_per_partition
         _check(len(labels), num_shards, 1)
         rng = numpy_rng(seed, "partition")
         shuffled = rng.permutation(len(labels))
         by_label = shuffled[np.argsort(np.asarray(labels)[shuffled], kind="stable")]
-        shards = np.array_split(by_label, num_shards)
-        order = rng.permutation(num_shards).reshape(num_clients, self.num_shards_per_partition)
-        return [np.sort(np.concatenate([shards[shard] for shard in mine])) for mine in order]
+        client_of_shard = np.empty(num_shards, np.int64)
+        client_of_shard[rng.permutation(num_shards)] = np.repeat(np.arange(num_clients), self.num_shards_per_partition)
+        client_of = np.empty(len(labels), np.int64)
+        client_of[by_label] = client_of_shard[_even(len(labels), num_shards)]
+        return HeldParts.of(client_of, num_clients)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawnPartitioner:
+    """Any number of clients from one set of examples: each draws its own, with replacement, so that clients share examples.
+
+    A client has ``min_examples`` to ``max_examples`` of them, its classes mixed by a Dirichlet(alpha) of its own. Rows are drawn
+    when a client is asked for them, by its address: nothing is held for a million clients.
+    """
+
+    alpha: float = 0.1
+    min_examples: int = 20
+    max_examples: int = 100
+
+    def __post_init__(self) -> None:
+        if not self.alpha > 0:
+            raise ValueError(f"partition.alpha must be above 0, got {self.alpha}")
+        if not 1 <= self.min_examples <= self.max_examples:
+            raise ValueError(
+                f"need 1 <= partition.min_examples <= partition.max_examples, got {self.min_examples} and {self.max_examples}"
+            )
+
+    def split(self, labels: NDArray[Any], num_clients: int, seed: int) -> DrawnParts:
+        _check(len(labels), 1, 1)
+        by_label = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+        return DrawnParts(by_label, num_clients, self.alpha, self.min_examples, self.max_examples, seed)
 
 
 PARTITIONERS: dict[str, type[Any]] = {
     "dirichlet": DirichletPartitioner,
     "iid": IidPartitioner,
     "shards": ShardPartitioner,
+    "drawn": DrawnPartitioner,
 }
+
+
+def _even(num: int, num_parts: int) -> Indices:
+    """The part of each place, parts as numpy's array_split cuts them: equal, give or take one, the larger ones first."""
+    least, more = divmod(num, num_parts)
+    sizes = np.full(num_parts, least)
+    sizes[:more] += 1
+    return np.repeat(np.arange(num_parts), sizes)
 
 
 def _check(num_examples: int, num_parts: int, least: int) -> None:

@@ -1,5 +1,6 @@
 """The bank: the latest logits of every client on U, with a running mean whose cost does not grow with the number of clients."""
 
+from collections import OrderedDict
 from math import isfinite
 from typing import Any, Literal
 
@@ -7,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from fedecho.distill.entries import LARGEST_HALF, Entries, Keeping
 from fedecho.distill.robust import TeacherRule, robust_teacher
 
 Average = Literal["logits", "probabilities"]
@@ -18,7 +20,8 @@ class Bank:
     The sum is kept in float64: adding the new logits and subtracting the old ones then drifts by some 1e-16 a time, far below what
     float32 shows. Entries so large that taking them out again would leave nothing of the others are summed anew instead, and logits
     that are not finite are refused. Clients never heard are left out of the mean, not counted as zeros. A ``rule`` other than the
-    mean looks at all entries at each version (distill/robust.py).
+    mean looks at all entries at each version (distill/robust.py). ``keeping`` bounds what the entries take: the sum is over what is
+    kept, as it is kept, so that taking an entry out leaves nothing of it behind.
     """
 
     LARGE = 1e6
@@ -31,6 +34,7 @@ class Bank:
         average: Average = "logits",
         rule: TeacherRule = "mean",
         trim: float = 0.2,
+        keeping: Keeping | None = None,
     ) -> None:
         if average not in ("logits", "probabilities"):
             raise ValueError(f"average must be 'logits' or 'probabilities', got {average!r}")
@@ -38,32 +42,54 @@ class Bank:
         self.rule: TeacherRule = rule
         self.trim = trim
         self.total = torch.zeros(num_unlabeled, num_classes, dtype=torch.float64, device=device)
-        self.entries: dict[int, Tensor] = {}
-        self.heard_at: dict[int, int] = {}
-        self.num_refused = 0
+        self.keeping = keeping or Keeping()
+        self.entries = self.keeping.entries(self.total)
+        self.heard_at: OrderedDict[int, int] = OrderedDict()
+        """The version at which each was last heard; who has been silent longest comes first."""
+        self.num_refused = self.num_dropped = 0
+        self._most_entries = self.keeping.most_entries(self.total)
         self._large: set[int] = set()
         self._heard_sum = 0
 
     def put(self, client: int, logits: Float[Tensor, "unlabeled classes"], version: int) -> None:
         """Line 5 of Algorithm 1: the client's newest predictions take the place of its older ones."""
         largest = float(logits.abs().max())
-        if not isfinite(largest):
+        too_large = self.keeping.half and self.average == "logits" and largest > LARGEST_HALF
+        if too_large or not isfinite(largest):
             self.num_refused += 1  # the client's former logits stay
             return
-        entry = logits.softmax(dim=-1) if self.average == "probabilities" else logits
+        self._drop_for(client)
+        entry = (logits.softmax(dim=-1) if self.average == "probabilities" else logits).to(self.keeping.dtype)
         old = self.entries.get(client)
-        self.entries[client] = entry
         if client in self._large:
+            self.entries[client] = entry
             self._large.discard(client)
             self._sum_anew()
         else:
             if old is not None:
-                self.total.sub_(old)
+                self.total.sub_(old)  # before it is overwritten: it may be a view
+            self.entries[client] = entry
             self.total.add_(entry)
         if self.average == "logits" and largest > self.LARGE:
             self._large.add(client)
         self._heard_sum += version - self.heard_at.get(client, 0)
         self.heard_at[client] = version
+        self.heard_at.move_to_end(client)
+
+    def _drop_for(self, client: int) -> None:
+        """Where the budget is used up, who was heard least recently makes room for a client that is new."""
+        if self._most_entries is None or client in self.heard_at or len(self.entries) < self._most_entries:
+            return
+        dropped, heard = self.heard_at.popitem(last=False)
+        self._heard_sum -= heard
+        self.num_dropped += 1
+        if dropped in self._large:
+            del self.entries[dropped]
+            self._large.discard(dropped)
+            self._sum_anew()
+        else:
+            self.total.sub_(self.entries[dropped])
+            del self.entries[dropped]
 
     def _sum_anew(self) -> None:
         self.total.zero_()
@@ -72,7 +98,7 @@ class Bank:
 
     def teacher(self) -> Float[Tensor, "unlabeled classes"]:
         """Line 14: the mean over the clients that have logits. A mean of probabilities comes back as its logarithm."""
-        if not self.entries:
+        if not len(self.entries):
             raise ValueError("no client has been heard yet, so there is no teacher")
         mean = (self.total / len(self.entries)).float() if self.rule == "mean" else self._robust()
         if self.average == "probabilities":
@@ -88,11 +114,12 @@ class Bank:
 
     @property
     def num_bytes(self) -> int:
-        return self.total.nbytes + len(self.entries) * self.total.numel() * 4
+        return self.bytes_with(len(self.entries))
 
     def bytes_with(self, num_clients: int) -> int:
         """Once so many clients have been heard."""
-        return self.total.nbytes + num_clients * self.total.numel() * 4
+        most = num_clients if self._most_entries is None else min(num_clients, self._most_entries)
+        return self.total.nbytes + most * self.total.numel() * self.keeping.dtype.itemsize
 
     def mean_age(self, version: int) -> float:
         """How old the teachers are on average, in versions."""
@@ -101,18 +128,22 @@ class Bank:
     def to_tree(self) -> dict[str, Any]:
         return {
             "total": self.total,
-            "entries": self.entries,
+            "entries": self.entries.to_tree() if isinstance(self.entries, Entries) else self.entries,
             "heard_at": self.heard_at,
             "large": sorted(self._large),
             "num_refused": self.num_refused,
+            "num_dropped": self.num_dropped,
         }
 
     def from_tree(self, tree: dict[str, Any]) -> "Bank":
         device = self.total.device
         self.total = tree["total"].to(device)
-        self.entries = {client: entry.to(device) for client, entry in tree["entries"].items()}
-        self.heard_at = dict(tree["heard_at"])
+        if isinstance(self.entries, Entries):
+            self.entries.from_tree(tree["entries"])
+        else:
+            self.entries = {client: entry.to(device) for client, entry in tree["entries"].items()}
+        self.heard_at = OrderedDict(tree["heard_at"])
         self._heard_sum = sum(self.heard_at.values())
         self._large = set(tree["large"])
-        self.num_refused = tree["num_refused"]
+        self.num_refused, self.num_dropped = tree["num_refused"], tree.get("num_dropped", 0)
         return self

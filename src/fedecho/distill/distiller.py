@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 
 from fedecho.core.layout import BoundNetwork
+from fedecho.core.memory import Place
 from fedecho.core.rng import global_rng, torch_rng
 from fedecho.core.types import Weights
 from fedecho.distill.bank import Average
+from fedecho.distill.entries import Keeping
 from fedecho.distill.loss import clip_factor, distillation_loss
 from fedecho.distill.robust import RULES, TeacherRule
 from fedecho.distill.student import Student, Teacher
@@ -38,8 +40,11 @@ class Distiller:
     logits become one: the paper's mean, a median, a mean without the outer ``trim`` on each side, or one weighted by certainty.
 
     What the bank of a language model keeps of each token: ``token_bank`` is "exact" (hidden states), "topk" (the ``top_k`` largest
-    logits, 64 by default) or "full"; None is exact where the head is frozen and bias-free, else topk. ``half_bank`` keeps it in
-    float16.
+    logits, 64 by default) or "full"; None is exact where the head is frozen and bias-free, else topk.
+
+    ``half_bank`` keeps what either bank holds in float16. What else bounds the bank of a classifier (distill/entries.py): where its
+    entries lie, ``bank_memory``, of which "file" is a mapped one in ``bank_dir``; and ``bank_budget_mb``, beyond which the clients
+    least recently heard are given up.
     """
 
     distill_lr: float = 3e-6
@@ -59,6 +64,9 @@ class Distiller:
     token_bank: Literal["exact", "topk", "full"] | None = None
     top_k: int | None = None
     half_bank: bool | None = None
+    bank_memory: Place | None = None
+    bank_dir: str | None = None
+    bank_budget_mb: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("beta1", "beta2"):
@@ -84,9 +92,14 @@ class Distiller:
             raise ValueError(f"clip_norm must be above 0 (inf for none), got {self.clip_norm}")
         if not 0 <= self.alpha_min <= self.alpha_max <= 1:
             raise ValueError(f"need 0 <= alpha_min <= alpha_max <= 1, got {self.alpha_min} and {self.alpha_max}")
+        _ = self.keeping  # says what is wrong with it
         for name, allowed in (("batch_norm", ("train", "frozen")), ("moments", ("carried", "fresh"))):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be {allowed[0]!r} or {allowed[1]!r}, got {getattr(self, name)!r}")
+
+    @property
+    def keeping(self) -> Keeping:
+        return Keeping(half=bool(self.half_bank), place=self.bank_memory, folder=self.bank_dir, budget_mb=self.bank_budget_mb)
 
     def num_steps(self, num_unlabeled: int) -> int:
         """Q."""

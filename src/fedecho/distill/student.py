@@ -41,7 +41,7 @@ class Student:
 
     def bank(self, distiller: "Distiller") -> Any:
         """An empty bank for what ``infer`` gives."""
-        kinds = (distiller.average, distiller.teacher, distiller.trim)
+        kinds = (distiller.average, distiller.teacher, distiller.trim, distiller.keeping)
         return Bank(self.num_unlabeled, self.num_classes(), self.device, *kinds)
 
     def infer(self, weights: Weights) -> Any:

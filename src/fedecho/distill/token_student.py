@@ -38,6 +38,11 @@ class TokenStudent(Student):
     def bank(self, distiller: "Distiller") -> TokenBank:
         if distiller.teacher != "mean":
             raise ValueError(f"distiller.teacher must be 'mean' for a language model's bank, got {distiller.teacher!r}")
+        if distiller.bank_memory is not None or distiller.bank_budget_mb is not None:
+            raise ValueError(
+                "distiller.bank_memory and distiller.bank_budget_mb are for the bank of a classifier: "
+                "a language model's is bounded by token_bank, top_k and half_bank"
+            )
         return TokenBank(self.storage, Positions(self._task.position_counts()), self.device)
 
     def infer(self, weights: Weights) -> Any:

@@ -1,10 +1,11 @@
 """The composition root: the one place where an experiment's parts meet."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from fedecho.algorithms.noised import Noised
@@ -120,7 +121,7 @@ def _on_gpu(experiment: Experiment, execution: Execution, say: Callable[[str], N
 
 def _runtimes(experiment: Experiment) -> ClientRuntimes:
     task = experiment.task
-    sizes = [task.num_examples(client) for client in range(task.num_clients)]
+    sizes = np.fromiter((task.num_examples(client) for client in range(task.num_clients)), np.int64, task.num_clients)
     runtimes = experiment.runtimes.assign(sizes, experiment.seed)
     return FloodedRuntimes(runtimes, attackers_of(experiment)) if experiment.attack.kind == "flood" else runtimes
 
@@ -166,6 +167,7 @@ def _transport(experiment: Experiment, executor: Executor, runtimes: ClientRunti
         seed=experiment.seed,
         faults=experiment.faults,
         client_memory=experiment.client_memory,
+        client_memory_dir=experiment.client_memory_dir,
         sent=sent,
     )
 
@@ -186,7 +188,7 @@ def _fresh(task: Task) -> Task:
     return replace(task) if is_dataclass(task) and not isinstance(task, type) else task
 
 
-def _wanted(experiment: Experiment, runtimes: ClientRuntimes) -> frozenset[int] | None:
+def _wanted(experiment: Experiment, runtimes: ClientRuntimes) -> Set[int] | None:
     schedule = forecast_of(experiment, runtimes)
     return None if schedule is None else schedule.answered
 

@@ -1,5 +1,7 @@
 """What an experiment's clients train on and send: their own, privately, or what attackers make of it."""
 
+from collections.abc import Set
+
 import torch
 
 from fedecho.core.layout import Layout
@@ -11,7 +13,7 @@ from fedecho.simulation.attacks import PoisonedTask
 from fedecho.simulation.transport import Sent
 
 
-def attackers_of(experiment: Experiment) -> frozenset[int]:
+def attackers_of(experiment: Experiment) -> Set[int]:
     return experiment.attack.attackers(experiment.task.num_clients, experiment.seed)
 
 

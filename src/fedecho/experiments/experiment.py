@@ -35,6 +35,10 @@ class Experiment:
     eval_every: int = 1
     client_memory: Place = "cpu"
     """Where clients' control variates live in a simulation (FedAC)."""
+    client_memory_dir: str | None = None
+    """The folder of that file, if ``client_memory`` is "file"; by default that of temporary files."""
+    record_every: int | None = None
+    """The record has every so many jobs, for runs of millions; None is all of them. Versions and evaluations are all there."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[\w.-]+", self.name):
@@ -42,6 +46,8 @@ class Experiment:
         for name in ("num_versions", "eval_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.record_every is not None and self.record_every < 1:
+            raise ValueError(f"record_every must be at least 1, got {self.record_every}")
         self._share_seed()
         if self.local.control_variates and not demands(self.algorithm).control_variates:
             raise ValueError(
@@ -69,6 +75,10 @@ class Experiment:
     def _check_privacy(self) -> None:
         if not self.privacy.on:
             return
+        if (self.record_every or 1) > 1:
+            raise ValueError(
+                "record_every must be left out where privacy is on: every client's epsilon is counted from the record"
+            )
         if self.local_training.control_variates:
             raise ValueError(
                 "privacy does not cover control variates: set algorithm.control_variates=false or use another method"

@@ -1,7 +1,7 @@
 """An experiment put together on one GPU: captured training, inference and distillation, or plain eager where that cannot be."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -55,7 +55,7 @@ class GpuParts:
             return student_for(self.network, task, getattr(self.experiment.algorithm, "distiller", None), CHUNK)
         return CapturedStudent(self.network, task.logits, task.num_unlabeled, CHUNK, self._net)
 
-    def executor(self, num_slots: int, wanted: frozenset[int] | None) -> Executor:
+    def executor(self, num_slots: int, wanted: Set[int] | None) -> Executor:
         local, task = self.experiment.local_training, self.task
         if self.eager or not isinstance(task, Capturable):
             trainer = Trainer(task, local, self.network)

@@ -18,10 +18,13 @@ from fedecho.experiments.described import described
 from fedecho.experiments.experiment import Experiment
 from fedecho.experiments.record import Line, read_header
 from fedecho.experiments.summary import SUMMARY
+from fedecho.simulation.runtimes import ClientRuntimes
 from fedecho.version import __version__
 
 TEXT_LIBRARIES = ("transformers", "tokenizers", "peft")
 MODEL_FILES = "model files"
+MOST_LISTED = 10_000
+"""Above so many clients a header does not name each of them."""
 
 
 def check_same(folder: Path, experiment: Experiment) -> None:
@@ -115,8 +118,7 @@ def software() -> dict[str, str]:
 
 
 def header_of(simulation: Simulation, config: Line | None, execution: Line) -> Line:
-    task = simulation.experiment.task
-    classes = [simulation.runtimes.class_of(client) for client in range(task.num_clients)]
+    task, every = simulation.experiment.task, simulation.experiment.record_every or 1
     return {
         "format": 1,
         "name": simulation.experiment.name,
@@ -133,12 +135,21 @@ def header_of(simulation: Simulation, config: Line | None, execution: Line) -> L
         "num_params": simulation.layout.num_params,
         "num_unlabeled": task.num_unlabeled,
         "notes": notes_of(task),
-        "clients": {
-            "examples": [task.num_examples(client) for client in range(task.num_clients)],
-            "classes": classes,
-            **_labels(task),
-        },
+        **({"record_every": every} if every > 1 else {}),
+        "clients": _clients(task, simulation.runtimes),
     }
+
+
+def _clients(task: Any, runtimes: ClientRuntimes) -> Line:
+    """Client by client, or of very many how many there are of which kind."""
+    everybody = range(task.num_clients)
+    if len(everybody) <= MOST_LISTED:
+        examples = [task.num_examples(client) for client in everybody]
+        return {"examples": examples, "classes": [runtimes.class_of(client) for client in everybody], **_labels(task)}
+    sizes = np.fromiter((task.num_examples(client) for client in everybody), np.int64, len(everybody))
+    counts = getattr(getattr(runtimes, "classes", None), "counts", lambda: None)()
+    spread = {f"{share}%": int(np.percentile(sizes, share)) for share in (0, 25, 50, 75, 100)}
+    return {"num_clients": len(everybody), "num_examples": int(sizes.sum()), "examples_at": spread, "class_counts": counts}
 
 
 def _labels(task: Any) -> Line:

@@ -1,7 +1,8 @@
 """``run.jsonl``: what happened, one JSON object a line.
 
 A header, then a line per dispatch, per message of a client, per version and per evaluation. Real time stands in evaluations alone,
-so the other lines are the same bytes however the run was computed.
+so the other lines are the same bytes however the run was computed. A sampled record (``every``) has the dispatch and the answer of
+every so many jobs, by the number of the dispatch; versions and evaluations are all there.
 """
 
 import io
@@ -34,39 +35,55 @@ class Mark:
 
     position: int
     sha256: str | None
+    others: int = 0
+    """Messages so far that were about no job."""
 
 
 class Record:
     """Appends lines, and knows the digest of all it holds."""
 
-    def __init__(self, file: BinaryIO, runtimes: ClientRuntimes, path: Path = Path(RECORD), before: bytes = b"") -> None:
+    def __init__(self, file: BinaryIO, runtimes: ClientRuntimes, path: Path = Path(RECORD), every: int = 1) -> None:
         self._file = file
         self._runtimes = runtimes
         self._path = path
-        self._digest = sha256(before)
+        self._every = every
+        self._others = 0
+        self._digest = sha256()
 
     @classmethod
-    def in_memory(cls, runtimes: ClientRuntimes) -> "Record":
-        return cls(io.BytesIO(), runtimes)
+    def in_memory(cls, runtimes: ClientRuntimes, every: int = 1) -> "Record":
+        return cls(io.BytesIO(), runtimes, every=every)
 
     @classmethod
-    def new(cls, folder: Path, runtimes: ClientRuntimes, header: Line) -> "Record":
+    def new(cls, folder: Path, runtimes: ClientRuntimes, header: Line, every: int = 1) -> "Record":
         line = json.dumps({"event": "header", **header}, separators=(",", ":"))
         write_atomically(folder / RECORD, line.encode() + b"\n")  # never there without its header
-        return cls.continued(folder, runtimes, None)
+        return cls.continued(folder, runtimes, None, every)
 
     @classmethod
-    def continued(cls, folder: Path, runtimes: ClientRuntimes, mark: Mark | None) -> "Record":
+    def continued(cls, folder: Path, runtimes: ClientRuntimes, mark: Mark | None, every: int = 1) -> "Record":
         """The record as it stood at ``mark`` (None: after its header); what came later will be lived through again."""
         path = folder / RECORD
         file = path.open("rb+")
-        before = file.readline() if mark is None else file.read(mark.position)
-        if mark is not None and (len(before) < mark.position or mark.sha256 not in (None, sha256(before).hexdigest())):
+        record = cls(file, runtimes, path, every)
+        position = len(file.readline()) if mark is None else mark.position
+        whole = record._take(position)
+        if mark is not None and (not whole or mark.sha256 not in (None, record._digest.hexdigest())):
             file.close()
             raise ValueError(f"{path} is shorter or another than when its checkpoint was made; start the run in a new folder")
-        file.truncate(len(before))
-        file.seek(len(before))
-        return cls(file, runtimes, path, before)
+        record._others = 0 if mark is None else mark.others
+        file.truncate(position)
+        file.seek(position)
+        return record
+
+    def _take(self, position: int) -> bool:
+        """The digest of what lies before ``position``, read a little at a time; is there so much?"""
+        self._file.seek(0)
+        left = position
+        while left and (piece := self._file.read(min(left, 2**20))):
+            self._digest.update(piece)
+            left -= len(piece)
+        return left == 0
 
     def write(self, line: Line) -> None:
         data = json.dumps(line, separators=(",", ":")).encode() + b"\n"
@@ -77,13 +94,22 @@ class Record:
     def moment(self, moment: Moment) -> None:
         receipt = moment.receipt
         for sent in moment.sent:
-            own = {"event": "dispatch", "time": _rounded(sent.time), "client": sent.client}
-            self.write(own | {"dispatch": sent.number, "base": sent.base_version})
-        self.write(self._arrival(moment.time, receipt))
+            if sent.number % self._every == 0:
+                own = {"event": "dispatch", "time": _rounded(sent.time), "client": sent.client}
+                self.write(own | {"dispatch": sent.number, "base": sent.base_version})
+        if self._is_told(receipt):
+            self.write(self._arrival(moment.time, receipt))
         if moment.step is not None:
             step = moment.step
             own = {"event": "version", "version": step.model.version, "time": _rounded(moment.time)}
             self.write(_numbers(step.metrics) | own)
+
+    def _is_told(self, receipt: Receipt) -> bool:
+        """The answer to a dispatch that is told, and every so many of the messages about no job."""
+        if receipt.dispatch >= 0:
+            return receipt.dispatch % self._every == 0
+        self._others += 1
+        return (self._others - 1) % self._every == 0
 
     def evaluation(self, version: int, time: float, scores: Mapping[str, float], costs: Line) -> Line:
         """The scores, those of single classes as one list, and what is measured of the machine; that is new every time."""
@@ -114,7 +140,7 @@ class Record:
             self._file.flush()
             if not isinstance(self._file, io.BytesIO):
                 os.fsync(self._file.fileno())
-        return Mark(self._file.tell(), self._digest.hexdigest())
+        return Mark(self._file.tell(), self._digest.hexdigest(), self._others)
 
     def flush(self) -> None:
         with disk_full_at(self._path):
@@ -126,12 +152,15 @@ class Record:
             self._file.close()
 
     def lines(self) -> Iterator[Line]:
-        """All complete lines so far."""
+        """All lines so far, one after the other. Nothing may be written before the last of them."""
         self.flush()
-        here = self._file.tell()
+        end = self._file.tell()
         self._file.seek(0)
-        lines = self._file.read(here).splitlines()
-        return (json.loads(line) for line in lines)
+        try:
+            while self._file.tell() < end:
+                yield json.loads(self._file.readline())
+        finally:
+            self._file.seek(end)
 
 
 def read_record(folder: Path) -> Iterator[Line]:
@@ -180,6 +209,14 @@ def arrivals_digest(lines: Iterator[Mapping[str, Any]]) -> str:
         if line["event"] == "arrival":
             digest.update(json.dumps(line, separators=(",", ":")).encode() + b"\n")
     return digest.hexdigest()
+
+
+def noting(lines: Iterator[Line], evaluations: list[Line]) -> Iterator[Line]:
+    """The lines, with the evaluations among them kept on the way: a long record is read once, and never held."""
+    for line in lines:
+        if line["event"] == "evaluation":
+            evaluations.append(line)
+        yield line
 
 
 def _numbers(metrics: Mapping[str, Any]) -> Line:

@@ -29,11 +29,12 @@ from fedecho.experiments.execution import DeviceName, Execution, ExecutorName
 from fedecho.experiments.experiment import Experiment
 from fedecho.experiments.folder import check_folder, owned
 from fedecho.experiments.identity import config_of, header_of, model_digest, name_of, notes_of
-from fedecho.experiments.record import RECORD, Line, Mark, Record, arrivals_digest, read_header
+from fedecho.experiments.record import RECORD, Line, Mark, Record, arrivals_digest, noting, read_header
 from fedecho.experiments.signals import stop_signals
 from fedecho.experiments.standstill import Standstill
 from fedecho.experiments.stopwatch import TimedTransport
-from fedecho.experiments.summary import Summary, accuracies, last_scores, staleness
+from fedecho.experiments.summary import Summary, accuracies, last_scores
+from fedecho.experiments.tally import Tally
 from fedecho.simulation.executors.worker import refuse_while_importing
 
 MODEL = "model.safetensors"
@@ -133,6 +134,7 @@ class _Run:
         self.real_before = 0.0
         self.save_cost_s = 0.0
         self.standstill = Standstill(simulation.experiment)
+        self.tally = Tally()
         self.began = self.saved_at = time.perf_counter()
 
     @property
@@ -159,12 +161,16 @@ class _Run:
 
     def open(self, resume: bool, say: Callable[[str], None]) -> None:
         runtimes, execution = self.simulation.runtimes, self.simulation.execution
+        every = self.simulation.experiment.record_every or 1
         if self.folder is None:
-            self.record = Record.in_memory(runtimes)
+            self.record = Record.in_memory(runtimes, every)
         elif resume:
-            self.record = Record.continued(self.folder, runtimes, self._restore(say))
+            self.record = Record.continued(self.folder, runtimes, self._restore(say), every)
+            if self.tally.accepted < self.simulation.server.counts["accepted"]:  # a checkpoint from before there were tallies
+                self.tally = Tally.of(self.record.lines())
         else:
-            self.record = Record.new(self.folder, runtimes, header_of(self.simulation, self.config, execution.described()))
+            header = header_of(self.simulation, self.config, execution.described())
+            self.record = Record.new(self.folder, runtimes, header, every)
 
     def finish(self) -> Result:
         experiment = self.simulation.experiment
@@ -186,6 +192,7 @@ class _Run:
         self.num_moments += 1
         self.record.moment(moment)
         self.standstill.see(moment.receipt)
+        self.tally.see(moment.receipt)
         scores = self._evaluate(moment)
         self.watch(moment, scores)
         if self.stop():
@@ -218,6 +225,8 @@ class _Run:
             "transport": self.simulation.transport.snapshot(),
             "position": mark.position,
             "record_sha256": mark.sha256,
+            "record_others": mark.others,
+            "tally": self.tally.to_tree(),
             "real_s": self.real_s,
             "spent": self.stopwatch.spent(),
             "num_moments": self.num_moments,
@@ -244,7 +253,8 @@ class _Run:
             self.real_before, self.num_moments = tree["real_s"], tree["num_moments"]
             self.stopwatch.go_on(tree.get("spent", {}))
             self.standstill.refused, self.standstill.fruitless = tree["refused"], tree["fruitless"]
-            return Mark(tree["position"], tree.get("record_sha256"))
+            self.tally = Tally().from_tree(tree.get("tally", self.tally.to_tree()))
+            return Mark(tree["position"], tree.get("record_sha256"), tree.get("record_others", 0))
         except (KeyError, TypeError, AttributeError) as error:
             told = f"{type(error).__name__}: {error}"
             raise CheckpointError(f"the checkpoint in {self.folder} is of another fedecho ({told}); {ANEW}") from error
@@ -262,7 +272,8 @@ class _Run:
         simulation, server = self.simulation, self.simulation.server
         weights = server.model.weights
         named = simulation.layout.named(weights)
-        lines = list(self.record.lines())
+        evaluations: list[Line] = []
+        arrivals_sha256 = arrivals_digest(noting(self.record.lines(), evaluations))
         bank = getattr(server.state, "bank", None)
         experiment = simulation.experiment
         summary = Summary(
@@ -279,12 +290,13 @@ class _Run:
             peak_versions_alive=server.versions.peak_alive,
             bank_bytes=0 if bank is None else bank.num_bytes,
             model_sha256=model_digest(weights),
-            arrivals_sha256=arrivals_digest(iter(lines)),
-            scores=last_scores(lines),
+            arrivals_sha256=arrivals_sha256,
+            scores=last_scores(evaluations),
             notes=notes_of(experiment.task),
-            privacy=spent(experiment.privacy, lines) if experiment.privacy.on else None,
-            **accuracies(lines),
-            **staleness(lines),
+            privacy=spent(experiment.privacy, self.record.lines()) if experiment.privacy.on else None,
+            record_every=experiment.record_every or 1,
+            **accuracies(evaluations),
+            **self.tally.staleness(),
         )
         if self.folder is not None:
             self.record.sync()
@@ -292,5 +304,4 @@ class _Run:
             write_atomically(self.folder / MODEL, save(named, {"format": "pt"}))
             summary.write(self.folder)
             remove_checkpoints(self.folder)
-        evaluations = [line for line in lines if line["event"] == "evaluation"]
         return Result(summary, evaluations, weights, named, self.folder)

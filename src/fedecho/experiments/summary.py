@@ -42,7 +42,9 @@ class Summary:
     notes: dict[str, str] = field(default_factory=dict)
     """What the task wants said beside them."""
     privacy: dict[str, Any] | None = None
-    """Each client's epsilon, the largest and delta; None for a run without privacy."""
+    """The clients' epsilons, the largest and delta; None for a run without privacy."""
+    record_every: int = 1
+    """The record, and so ``arrivals_sha256``, has every so many jobs; all other numbers are of all of them."""
 
     def write(self, folder: Path) -> None:
         write_atomically(folder / SUMMARY, (json.dumps(asdict(self), indent=2) + "\n").encode())

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,12 @@ class Roster:
         self._node_of: dict[int, int] = {}
         self._client_of: dict[int, int] = {}
         self._before: dict[int, int] = {}
+        self._numbers_of: dict[int, set[int]] = {}
+        """``_before`` by node."""
+        self._fresh = 0
+        """No number below it is fresh."""
+        self._freed: list[int] = []
+        """A heap of numbers that had a node; some may have one again."""
         self._claims: dict[int, int] = {}
         self._unnumbered: dict[int, None] = {}
         """Nodes for whom there was no number, in the order they came."""
@@ -38,7 +45,18 @@ class Roster:
 
     def remember(self, numbers: Mapping[int, int]) -> None:
         """Nodes that were there before a resume get their numbers again."""
-        self._before = dict(numbers)
+        self._before, self._numbers_of, self._fresh = {}, {}, 0
+        for client, node in {**numbers, **self._node_of}.items():
+            self._note(client, node)
+        self._freed = sorted(self._before)
+
+    def _note(self, client: int, node: int) -> None:
+        """``node`` is the last that was ``client``."""
+        former = self._before.get(client)
+        if former is not None:
+            self._numbers_of[former].discard(client)
+        self._before[client] = node
+        self._numbers_of.setdefault(node, set()).add(client)
 
     def node_of(self, client: int) -> int | None:
         return self._node_of.get(client)
@@ -59,6 +77,7 @@ class Roster:
         client = self._client_of.pop(node, None)
         if client is not None:
             del self._node_of[client]
+            heappush(self._freed, client)
         return client
 
     def enter(self, node: int, client: int) -> bool:
@@ -74,7 +93,8 @@ class Roster:
             self._claims[node] = client
             return False
         self._claims.pop(node, None)
-        self._node_of[client], self._client_of[node], self._before[client] = node, client, node
+        self._node_of[client], self._client_of[node] = node, client
+        self._note(client, node)
         return True
 
     def heirs(self) -> list[int]:
@@ -92,13 +112,28 @@ class Roster:
 
         None: all are taken, maybe by the node's former self, which is listed for a while after it died. Such a node is an heir.
         """
-        free = [client for client in range(self.num_clients) if client not in self._node_of]
-        own = [client for client in free if self._before.get(client) == node]
-        fresh = [client for client in free if client not in self._before]
-        if not free:
+        own = [client for client in self._numbers_of.get(node, ()) if client not in self._node_of]
+        if own:
+            found: int | None = min(own)
+        else:
+            found = self._first_fresh()
+            found = self._first_freed() if found is None else found
+        if found is None:
             if node not in self._unnumbered:
                 self._say(f"node {node} is one more than num_clients = {self.num_clients}: it gets no work until one goes")
             self._unnumbered[node] = None
             return None
         self._unnumbered.pop(node, None)
-        return (own or fresh or free)[0]
+        return found
+
+    def _first_fresh(self) -> int | None:
+        """The first number that nobody ever had. Who has one keeps it in ``_before``, so the search never goes back."""
+        while self._fresh < self.num_clients and self._fresh in self._before:
+            self._fresh += 1
+        return self._fresh if self._fresh < self.num_clients else None
+
+    def _first_freed(self) -> int | None:
+        """The first number whose node is gone."""
+        while self._freed and self._freed[0] in self._node_of:
+            heappop(self._freed)
+        return self._freed[0] if self._freed else None

@@ -66,7 +66,7 @@ def _row(method: Method) -> list[str]:
     if not runs:
         return [method.label, str(len(method.runs)), *[""] * 8, state]
     accuracy = [run.column("accuracy") for run in runs]
-    staleness = [float(run.jobs.staleness[run.jobs.accepted].mean()) for run in runs if run.jobs.accepted.any()]
+    staleness = [mean for run in runs if (mean := run.mean_staleness) is not None]
     return [
         method.label,
         str(len(method.runs)),
@@ -76,8 +76,8 @@ def _row(method: Method) -> list[str]:
         f"{fmean(staleness):.1f}" if staleness else "",
         f"{fmean(float(run.column('time')[-1]) for run in runs) / 3600:.2f}",
         f"{np.nanmean([run.column('real_s')[-1] for run in runs]):.1f}",
-        str(sum(int((run.jobs.status == 2).sum()) for run in runs)),
-        str(sum(int((run.jobs.status == 1).sum()) for run in runs)),
+        str(sum(run.count("lost") for run in runs)),
+        str(sum(run.count("rejected") for run in runs)),
         state,
     ]
 

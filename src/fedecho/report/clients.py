@@ -3,6 +3,7 @@
 from collections import Counter
 from itertools import pairwise
 from statistics import median
+from typing import Any
 
 import numpy as np
 
@@ -18,9 +19,16 @@ MOST_TIMELINES = 4
 def clients_section(methods: list[Method]) -> Section:
     shown, missing = _timelines(methods)
     figures = [*shown, *(figure for figure in (_staleness(methods), _participation(methods)) if figure is not None)]
-    if not any(run.classes for method in methods for run in method.runs):
+    runs = [run for method in methods for run in method.runs]
+    if any("num_clients" in run.header.get("clients", {}) for run in runs):
+        missing.append("shares of the data and of the updates, client by client: there are too many clients to name them all")
+    elif not any(run.classes for run in runs):
         missing.append("staleness by runtime class and shares of the data: these records do not say who the clients are")
     intro = "Equal schedules are drawn once: at one seed, methods that do not wait see the same clients at the same times."
+    samples = sorted({run.every for run in runs if run.every > 1})
+    if samples:
+        which = ", ".join(f"{every:,}" for every in samples)
+        intro += f" Records here are samples of one job in {which}: figures of jobs are of these, counts are of all."
     return Section("clients", "Clients", intro, figures, [*_faults(methods), *_privacy(methods)], missing=missing)
 
 
@@ -50,10 +58,11 @@ def _ordered(names: set[str]) -> list[str]:
 def _staleness(methods: list[Method]) -> Figure | None:
     """Shares of the accepted updates, over all runs that are shown."""
     by_class: dict[str, list[int]] = {}
-    for run in (run for method in methods for run in method.runs if run.classes):
-        classes = np.array(run.classes)[run.jobs.client[run.jobs.accepted]]
-        for name in set(classes.tolist()):
-            by_class.setdefault(name, []).extend(run.jobs.staleness[run.jobs.accepted][classes == name].tolist())
+    for run in (run for method in methods for run in method.runs if run.classes or run.header.get("clients")):
+        staleness, kind = run.jobs.staleness[run.jobs.accepted], run.jobs.kind[run.jobs.accepted]
+        for place, name in enumerate(run.jobs.kinds):
+            if (kind == place).any():
+                by_class.setdefault(name, []).extend(staleness[kind == place].tolist())
     if not by_class:
         return None
     edges = _bins(max(max(values) for values in by_class.values()))
@@ -64,6 +73,7 @@ def _staleness(methods: list[Method]) -> Figure | None:
         label = f"{name}, mean {np.mean(by_class[name]):.1f}"
         marks.append(Bars(label, labels, counts / counts.sum(), color_of(name, place)))
     note = "How many versions behind an update was when it came, as shares of its class's updates."
+    note += next((run.sampled for method in methods for run in method.runs if run.sampled), "")
     return Figure("staleness-by-class", "Staleness by runtime class", "staleness, versions", "share", marks, note, percent=True)
 
 
@@ -117,7 +127,19 @@ def _privacy(methods: list[Method]) -> list[Table]:
         for run in method.runs:
             spent = (run.summary or {}).get("privacy")
             if spent:
-                told = (f"{spent['largest_epsilon']:.2f}", f"{median(spent['epsilon'].values()):.2f}", f"{spent['delta']:g}")
+                told = (f"{spent['largest_epsilon']:.2f}", f"{_median_epsilon(spent):.2f}", f"{spent['delta']:g}")
                 rows.append([method.label, str(run.seed), *told])
     head = ("method", "seed", "largest epsilon of a client", "median epsilon", "delta")
     return [Table(head, rows, "Differential privacy, over the reports each client made.")] if rows else []
+
+
+def _median_epsilon(spent: dict[str, Any]) -> float:
+    if "epsilon" in spent:
+        return float(median(spent["epsilon"].values()))
+    rows = spent["epsilon_by_reports"]
+    half, seen = sum(row["clients"] for row in rows) / 2, 0
+    for row in rows:
+        seen += row["clients"]
+        if seen >= half:
+            return float(row["epsilon"])
+    return 0.0

@@ -4,8 +4,8 @@ import numpy as np
 
 from fedecho.report.load import RunData
 from fedecho.report.methods import Method
-from fedecho.report.spec import Figure, Floats, Heat, Section
-from fedecho.report.timeline import MOST_CLIENTS, ORDER
+from fedecho.report.spec import Figure, Heat, Section
+from fedecho.report.timeline import MOST_CLIENTS, order_of
 
 METRICS = (
     ("teacher_entropy", "Teacher entropy", "H, 0 certain to 1 uniform", "The mean entropy of the mean teacher on U."),
@@ -28,7 +28,11 @@ def echo_section(methods: list[Method]) -> Section | None:
         lines = [line for method in teaching if (line := method.line([run.metric(name) for run in method.runs])) is not None]
         if lines:
             figures.append(Figure(f"echo-{name.replace('_', '-')}", title, "version", y_label, lines, note, height=270))
-    ages = _ages(teaching[0], teaching[0].runs[0])
+    run = teaching[0].runs[0]
+    if run.every > 1:
+        missing = [f"how old each teacher is: the record is a sample, one job in {run.every:,}"]
+        return Section("echo", "Inside FedEcho", figures=figures, missing=missing)
+    ages = _ages(teaching[0], run)
     return Section("echo", "Inside FedEcho", figures=[*figures, ages] if ages else figures)
 
 
@@ -47,8 +51,7 @@ def _ages(method: Method, run: RunData) -> Figure | None:
         place = np.searchsorted(mine, shown, side="left") - 1  # heard at version v speaks from v + 1 on
         known = place >= 0
         table[row, known] = shown[known] - 1 - mine[place[known]]
-    classes = run.classes or [""] * run.num_clients
-    labels = [f"{classes[who]} {who}".strip() for who in rows]
+    labels = [f"{run.classes[who] if run.classes else ''} {who}".strip() for who in rows]
     note = "A bright row is a teacher that speaks with an old voice; empty until a client is heard for the first time."
     if len(rows) < run.num_clients:
         note += f" {len(rows)} of {run.num_clients:,} clients are drawn."
@@ -59,8 +62,6 @@ def _ages(method: Method, run: RunData) -> Figure | None:
 
 def _chosen(run: RunData) -> list[int]:
     """All clients, slowest class first; of very many, as many of each class as its share."""
-    classes = run.classes or [""] * run.num_clients
-    place = {name: number for number, name in enumerate(ORDER)}
-    order = sorted(range(run.num_clients), key=lambda client: (place.get(classes[client], 9), client))
-    kept: Floats = np.unique(np.linspace(0, len(order) - 1, min(len(order), MOST_CLIENTS)).astype(int))
-    return [order[int(number)] for number in kept]
+    order = order_of(run)
+    kept = np.unique(np.linspace(0, len(order) - 1, min(len(order), MOST_CLIENTS)).astype(int))
+    return [int(client) for client in order[kept]]

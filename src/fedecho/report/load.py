@@ -1,10 +1,12 @@
 """Run folders as arrays: what every figure is made from. A run may be finished, stopped or going on."""
 
 import json
+from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +22,7 @@ LAST = 10
 
 @dataclass(frozen=True)
 class Jobs:
-    """Messages about jobs, one entry each, in the order of their arrival."""
+    """Messages about jobs, one entry each, in the order of their arrival. ``kind`` is a place among ``kinds``, runtime classes."""
 
     time: Floats
     client: Ints
@@ -28,6 +30,8 @@ class Jobs:
     number: Ints
     base: Ints
     staleness: Ints
+    kind: Ints
+    kinds: tuple[str, ...]
 
     @property
     def accepted(self) -> NDArray[np.bool_]:
@@ -71,6 +75,28 @@ class RunData:
         return str(self.header.get("clock", "virtual"))
 
     @property
+    def every(self) -> int:
+        """The record has every so many jobs."""
+        return int(self.header.get("record_every", 1))
+
+    @property
+    def sampled(self) -> str:
+        """What to say beside figures of single jobs; empty of a whole record."""
+        return f" The record is a sample: one job in {self.every:,}." if self.every > 1 else ""
+
+    def count(self, status: str) -> int:
+        """How many jobs came to that; where the record is a sample, as the summary says, and before there is one, by the sample."""
+        if self.every > 1 and self.summary is not None:
+            return int(self.summary[status])
+        return self.every * int((self.jobs.status == STATUSES.index(status)).sum())
+
+    @property
+    def mean_staleness(self) -> float | None:
+        if self.every > 1 and self.summary is not None:
+            return float(self.summary["mean_staleness"])
+        return float(self.jobs.staleness[self.jobs.accepted].mean()) if self.jobs.accepted.any() else None
+
+    @property
     def examples(self) -> Ints:
         return np.array(self.header.get("clients", {}).get("examples", []), dtype=np.int64)
 
@@ -81,7 +107,8 @@ class RunData:
 
     @property
     def num_clients(self) -> int:
-        return max(len(self.examples), int(self.jobs.client.max(initial=-1)) + 1)
+        told = int(self.header.get("clients", {}).get("num_clients", 0))
+        return max(told, len(self.examples), int(self.jobs.client.max(initial=-1)) + 1)
 
     @cached_property
     def labels(self) -> Floats | None:
@@ -139,32 +166,53 @@ def find_runs(places: Iterable[Path]) -> list[Path]:
 def read_run(folder: Path) -> RunData:
     header = read_header(folder)
     summary = json.loads((folder / SUMMARY).read_text()) if is_finished(folder) else None
-    lines: dict[str, list[Line]] = {"arrival": [], "dispatch": [], "version": [], "evaluation": []}
-    for line in _sound(folder):
-        lines.setdefault(line.get("event", ""), []).append(line)
-    arrivals, sent = lines["arrival"], lines["dispatch"]
-    jobs = [line for line in arrivals if line.get("status") in STATUSES and "dispatch" in line]
+    jobs, sent = _Table("dqqqqqq"), _Table("dqqq")
+    versions: list[Line] = []
+    evaluations: list[Line] = []
+    kinds: dict[str, int] = {}
     reasons: dict[str, int] = {}
-    for line in arrivals:
-        if line.get("reason") and line.get("status") in STATUSES:
-            reasons[line["reason"]] = reasons.get(line["reason"], 0) + 1
+    for line in _sound(folder):
+        event, status = line.get("event"), line.get("status")
+        if event == "dispatch":
+            sent.add(line["time"], line["client"], line["dispatch"], line["base"])
+        elif event == "arrival" and status in STATUSES:
+            if line.get("reason"):
+                reasons[line["reason"]] = reasons.get(line["reason"], 0) + 1
+            if "dispatch" in line:
+                kind = kinds.setdefault(line.get("class", ""), len(kinds))
+                known = (line["dispatch"], line["base"], line["staleness"])
+                jobs.add(line["time"], line["client"], STATUSES.index(status), *known, kind)
+        elif event == "version":
+            versions.append(line)
+        elif event == "evaluation":
+            evaluations.append(line)
+    if "record_every" in header and summary is not None:
+        reasons = dict(summary.get("reasons", {}))  # of all jobs, where the record has a sample
+    time, client, came_to, number, base, staleness, kind_of = jobs.columns()
     return RunData(
         folder=folder,
         header=header,
         summary=summary,
-        evaluations=lines["evaluation"],
-        versions=lines["version"],
-        jobs=Jobs(
-            time=_floats(jobs, "time"),
-            client=_ints(jobs, "client"),
-            status=np.array([STATUSES.index(line["status"]) for line in jobs], dtype=np.int64),
-            number=_ints(jobs, "dispatch"),
-            base=_ints(jobs, "base"),
-            staleness=_ints(jobs, "staleness"),
-        ),
-        dispatches=Dispatches(_floats(sent, "time"), _ints(sent, "client"), _ints(sent, "dispatch"), _ints(sent, "base")),
+        evaluations=evaluations,
+        versions=versions,
+        jobs=Jobs(time, client, came_to, number, base, staleness, kind_of, tuple(kinds)),
+        dispatches=Dispatches(*sent.columns()),
         reasons=reasons,
     )
+
+
+class _Table:
+    """Columns of numbers that grow line by line: a record of millions of jobs is never held as objects."""
+
+    def __init__(self, types: str) -> None:
+        self._columns: list[array[Any]] = [array(each) for each in types]
+
+    def add(self, *values: float) -> None:
+        for column, value in zip(self._columns, values, strict=True):
+            column.append(value)
+
+    def columns(self) -> list[Any]:
+        return [np.array(column, dtype=column.typecode) for column in self._columns]
 
 
 def _sound(folder: Path) -> Iterator[Line]:
@@ -172,11 +220,3 @@ def _sound(folder: Path) -> Iterator[Line]:
         yield from read_record(folder)
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{folder / RECORD} is damaged ({error})") from None
-
-
-def _floats(lines: list[Line], name: str) -> Floats:
-    return np.array([line[name] for line in lines], dtype=np.float64)
-
-
-def _ints(lines: list[Line], name: str) -> Ints:
-    return np.array([line[name] for line in lines], dtype=np.int64)

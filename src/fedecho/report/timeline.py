@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -49,15 +50,18 @@ def work_of(run: RunData) -> Work | None:
     return Work(sent.client, sent.time, end, sent.base, staleness, status)
 
 
-def _order(run: RunData) -> list[int]:
-    """The slowest class first, then by number; the order of the rows."""
-    classes = run.classes or [""] * run.num_clients
+def order_of(run: RunData) -> Ints:
+    """The slowest class first, then by number; the order of the rows. Arrays, as there may be a million clients."""
+    if not run.classes:
+        return np.arange(run.num_clients)
+    names = np.array(run.classes)
     place = {name: number for number, name in enumerate(ORDER)}
-    return sorted(range(run.num_clients), key=lambda client: (place.get(classes[client], 9), classes[client], client))
+    rank = np.array([place.get(name, 9) for name in run.classes])
+    return np.lexsort((np.arange(len(names)), names, rank))
 
 
 def _by_job(run: RunData, work: Work, slug: str, whose: str) -> Figure:
-    order = _order(run)
+    order = order_of(run).tolist()
     row_of = np.empty(run.num_clients, dtype=np.int64)
     row_of[order] = np.arange(len(order))
     classes = run.classes or [""] * run.num_clients
@@ -65,6 +69,7 @@ def _by_job(run: RunData, work: Work, slug: str, whose: str) -> Figure:
     rows = [f"{classes[client]} {client}".strip() for client in order]
     spans = Spans(rows, row_of[work.client], work.start / unit[0], work.end / unit[0], work.base, work.staleness, work.status)
     note = "A bar is a job, from the dispatch to the answer; its color says how many versions it was behind when it came."
+    note += run.sampled
     height = 150 + 16 * len(rows)
     return Figure(
         slug, f"Who trained when: {whose}", f"{run.clock} {unit[1]}", "client", [spans], note, wide=True, height=height
@@ -85,7 +90,7 @@ def _by_row(run: RunData, work: Work, slug: str, whose: str) -> Figure:
     for number, (_, clients) in enumerate(groups):
         mine = row == number
         worked = np.clip(edges[:, None] - work.start[mine], 0.0, work.end[mine] - work.start[mine]).sum(axis=1)
-        busy[number] = np.diff(worked) / (np.diff(edges) * len(clients))
+        busy[number] = run.every * np.diff(worked) / (np.diff(edges) * len(clients))  # a job stands for so many
     column = np.clip((work.end / end * COLUMNS).astype(int), 0, COLUMNS - 1)
     told = {name: _counted(row, column, np.array([s == name for s in work.status]), shape) for name in STATUSES}
     came = np.array([status == "accepted" for status in work.status])
@@ -96,6 +101,7 @@ def _by_row(run: RunData, work: Work, slug: str, whose: str) -> Figure:
     heat = Heat(middles, [label for label, _ in groups], busy, "share of clients at work", told=told)
     note = (
         f"{run.num_clients:,} clients, {len(work.client):,} jobs: a row is many of one class; point at a cell for its arrivals."
+        f"{run.sampled}"
     )
     return Figure(
         slug,
@@ -115,16 +121,15 @@ def _counted(row: Ints, column: Ints, chosen: "np.ndarray[tuple[int], np.dtype[n
     return table
 
 
-def _groups(run: RunData) -> list[tuple[str, list[int]]]:
+def _groups(run: RunData) -> list[tuple[str, Ints]]:
     """At most some ROWS groups of clients of one class each, every class with at least one row."""
-    classes = run.classes or [""] * run.num_clients
-    by_class: dict[str, list[int]] = {}
-    for client in _order(run):
-        by_class.setdefault(classes[client], []).append(client)
+    order = order_of(run)
+    names = np.array(run.classes)[order] if run.classes else np.full(len(order), "")
+    edges = [0, *(np.flatnonzero(names[1:] != names[:-1]) + 1).tolist(), len(order)]
     groups = []
-    for name, clients in by_class.items():
-        rows = max(1, min(len(clients), round(ROWS * len(clients) / run.num_clients)))
-        for part in np.array_split(np.array(clients), rows):
-            label = f"{name} {part[0]}" if len(part) == 1 else f"{name} {part[0]} … {part[-1]}"
-            groups.append((label.strip(), part.tolist()))
+    for start, end in pairwise(edges):
+        rows = max(1, min(end - start, round(ROWS * (end - start) / run.num_clients)))
+        for part in np.array_split(order[start:end], rows):
+            label = f"{names[start]} {part[0]}" if len(part) == 1 else f"{names[start]} {part[0]} … {part[-1]}"
+            groups.append((label.strip(), part))
     return groups

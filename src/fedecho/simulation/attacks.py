@@ -1,11 +1,13 @@
 """Clients that mean harm, for testing defences: what a share of the clients does to its data, its updates or its pace."""
 
+from collections.abc import Set
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from fedecho.core.numbers import NumberSet
 from fedecho.core.rng import numpy_rng, torch_rng
 from fedecho.core.task import Task
 from fedecho.core.types import ClientUpdate, Dispatch
@@ -41,11 +43,11 @@ class Attack:
         if self.target < 0:
             raise ValueError(f"attack.target must be at least 0, got {self.target}")
 
-    def attackers(self, num_clients: int, seed: int) -> frozenset[int]:
+    def attackers(self, num_clients: int, seed: int) -> Set[int]:
         if self.kind == "none":
-            return frozenset()
+            return NumberSet()
         order = numpy_rng(seed, "attackers").permutation(num_clients)
-        return frozenset(order[: int(self.share * num_clients + 1e-9)].tolist())
+        return NumberSet(map(int, order[: int(self.share * num_clients + 1e-9)]))
 
     @property
     def poisons_data(self) -> bool:
@@ -72,7 +74,7 @@ class PoisonedTask:
 
     task: Task
     attack: Attack
-    attackers: frozenset[int]
+    attackers: Set[int]
     num_classes: int
 
     def batch(self, client: int, rows: Tensor, generator: torch.Generator) -> Any:
@@ -95,7 +97,7 @@ class FloodedRuntimes:
     """Attackers answer 50 times as fast."""
 
     runtimes: ClientRuntimes
-    attackers: frozenset[int]
+    attackers: Set[int]
 
     def class_of(self, client: int) -> str:
         return self.runtimes.class_of(client)

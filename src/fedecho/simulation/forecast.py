@@ -5,13 +5,14 @@ the same run with nothing to learn. An executor that knows it never trains what 
 is rejected the real run goes on a little longer, and what was not foreseen is computed when it is due.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 
 import torch
 
 from fedecho.core.algorithm import Demands
 from fedecho.core.drive import Moment, drive
+from fedecho.core.numbers import NumberSet
 from fedecho.core.server import Server
 from fedecho.core.types import Advance, Arrival, ClientUpdate, GlobalModel, Weights
 from fedecho.simulation.executors.serial import SerialExecutor
@@ -42,7 +43,7 @@ class Counting:
 class Forecast:
     """The numbers of all dispatches whose updates arrive in time, and the most versions alive at once."""
 
-    answered: frozenset[int]
+    answered: Set[int]
     peak_alive: int
 
 
@@ -67,7 +68,7 @@ def forecast(
         concurrency=concurrency,
         seed=seed,
     )
-    answered: set[int] = set()
+    answered = NumberSet()
     fruitless = 0
 
     def note(moment: Moment) -> bool:
@@ -87,7 +88,7 @@ def forecast(
         dispatch_after_step=dispatch_after_step,
         watch=note,
     )
-    return Forecast(frozenset(answered), server.versions.peak_alive)
+    return Forecast(answered, server.versions.peak_alive)
 
 
 def most_fruitless(num_clients: int) -> int:

@@ -1,16 +1,20 @@
 """How long clients take. Runtimes are in virtual seconds and drawn anew for every dispatch."""
 
 import csv
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Literal, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedecho.core.rng import below, numpy_rng, uniform
+from fedecho.simulation.classes import Classes
 
-SHORT, MEDIUM, LONG = "short", "medium", "long"
+SHORT, MEDIUM, LONG = NAMES = ("short", "medium", "long")
 UNIT_S = 10.0
 """The paper's table is in units of 10 seconds."""
 
@@ -60,29 +64,33 @@ class Runtimes:
         if not self.spread > 0:
             raise ValueError(f"runtimes.spread must be above 0, got {self.spread}")
 
-    def assign(self, sizes: list[int], seed: int) -> ClientRuntimes:
+    def assign(self, sizes: Sequence[int] | NDArray[np.int64], seed: int) -> ClientRuntimes:
         """Give every client its class, or its rows of the trace."""
         if self.trace is not None:
             return TracedRuntimes(read_trace(Path(self.trace), len(sizes)), seed)
         classes = self._by_size(sizes, seed) if self.rule == "size" else self._by_dirichlet(len(sizes), seed)
         return ClassRuntimes(PROFILES[self.profile], classes, seed)
 
-    def _by_size(self, sizes: list[int], seed: int) -> list[str]:
+    def _by_size(self, sizes: Sequence[int] | NDArray[np.int64], seed: int) -> Classes:
         num_clients = len(sizes)
         rank = np.argsort(np.argsort(sizes, kind="stable"), kind="stable") / max(num_clients - 1, 1)
-        jitter = np.array([uniform(seed, "runtime class", client) for client in range(num_clients)])
+        jitter = np.fromiter((uniform(seed, "runtime class", client) for client in range(num_clients)), np.float64, num_clients)
         slowest_first = np.argsort(-(rank + self.runtime_gamma * jitter), kind="stable")
         num_long = int(self.long_share * num_clients + 1e-9)
         num_medium = min(round(self.medium_share * num_clients), num_clients - num_long)
-        classes = [SHORT] * num_clients
-        for place, client in enumerate(slowest_first[: num_long + num_medium].tolist()):
-            classes[client] = LONG if place < num_long else MEDIUM
-        return classes
+        codes = np.zeros(num_clients, np.uint8)
+        codes[slowest_first[: num_long + num_medium]] = NAMES.index(MEDIUM)
+        codes[slowest_first[:num_long]] = NAMES.index(LONG)
+        return Classes(NAMES, bytearray(codes.tobytes()))
 
-    def _by_dirichlet(self, num_clients: int, seed: int) -> list[str]:
+    def _by_dirichlet(self, num_clients: int, seed: int) -> Classes:
+        """When a client is first asked for: a draw each takes twenty times as long as one of ``uniform``."""
         shape = np.array([3.0, 2.0, 1.0]) * self.spread
-        draws = [numpy_rng(seed, "runtime class", client).dirichlet(shape) for client in range(num_clients)]
-        return [(SHORT, MEDIUM, LONG)[int(draw.argmax())] for draw in draws]
+
+        def draw(client: int) -> int:
+            return int(numpy_rng(seed, "runtime class", client).dirichlet(shape).argmax())
+
+        return Classes.drawn(NAMES, num_clients, draw)
 
 
 @dataclass(frozen=True)
@@ -90,7 +98,7 @@ class ClassRuntimes:
     """U(low, high) of the client's class, in units of 10 s."""
 
     profile: dict[str, tuple[float, float]]
-    classes: list[str]
+    classes: Sequence[str]
     seed: int
 
     def class_of(self, client: int) -> str:
@@ -102,23 +110,34 @@ class ClassRuntimes:
 
 
 @dataclass(frozen=True)
+class Trace:
+    """The observed runtimes of all clients end to end; client i's are those from ``starts[i]`` to ``starts[i + 1]``."""
+
+    runtimes: Sequence[float]
+    starts: Sequence[int]
+
+    def of(self, client: int) -> list[float]:
+        return list(self.runtimes[self.starts[client] : self.starts[client + 1]])
+
+
+@dataclass(frozen=True)
 class TracedRuntimes:
     """One of the client's own observed runtimes."""
 
-    runtimes: list[list[float]]
+    trace: Trace
     seed: int
 
     def class_of(self, client: int) -> str:
         return "traced"
 
     def draw(self, client: int, dispatch: int) -> float:
-        mine = self.runtimes[client]
-        return mine[below(len(mine), self.seed, "runtime", dispatch)]
+        start, end = self.trace.starts[client], self.trace.starts[client + 1]
+        return self.trace.runtimes[start + below(end - start, self.seed, "runtime", dispatch)]
 
 
-def read_trace(path: Path, num_clients: int) -> list[list[float]]:
+def read_trace(path: Path, num_clients: int) -> Trace:
     """The runtimes of each client; every fault names the file and the line."""
-    runtimes: list[list[float]] = [[] for _ in range(num_clients)]
+    clients, runtimes = array("q"), array("d")
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, skipinitialspace=True)
@@ -126,13 +145,17 @@ def read_trace(path: Path, num_clients: int) -> list[list[float]]:
                 raise ValueError(f"{path}: the first line must name the columns client,runtime_s, got {reader.fieldnames}")
             for row in reader:
                 client, runtime = _trace_row(path, reader.line_num, row, num_clients)
-                runtimes[client].append(runtime)
+                clients.append(client)
+                runtimes.append(runtime)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"cannot read the trace {path}: {error}") from None
-    missing = [client for client, mine in enumerate(runtimes) if not mine]
-    if missing:
+    whose = np.array(clients, dtype=np.int64)
+    counts = np.bincount(whose, minlength=num_clients)
+    if not counts.all():
+        missing = np.flatnonzero(counts == 0)
         raise ValueError(f"{path}: no runtime for client {missing[0]} ({len(missing)} of {num_clients} clients have none)")
-    return runtimes
+    in_turn = np.array(runtimes)[np.argsort(whose, kind="stable")]
+    return Trace(array("d", in_turn.tobytes()), array("q", np.concatenate([[0], counts.cumsum()]).astype(np.int64).tobytes()))
 
 
 def _trace_row(path: Path, line: int, row: dict[str, str], num_clients: int) -> tuple[int, float]:

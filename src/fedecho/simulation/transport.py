@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from math import isfinite
 from typing import Any
 
+from torch import Tensor
+
 from fedecho.core.admission import norm_of
 from fedecho.core.memory import ClientMemory, Place
 from fedecho.core.types import ClientUpdate, Dispatch, GlobalModel, Joined, Left, Lost, Message
@@ -35,6 +37,7 @@ class VirtualTransport:
         seed: int,
         faults: Faults | None = None,
         client_memory: Place = "cpu",
+        client_memory_dir: str | None = None,
         sent: Sent = as_it_is,
     ) -> None:
         self.executor = executor
@@ -46,10 +49,10 @@ class VirtualTransport:
         self.queue = EventQueue()
         self.open: dict[int, Dispatch] = {}
         self._client_memory: Place = client_memory
+        self._client_memory_dir = client_memory_dir
         self._controls: ClientMemory | None = None
         if self.faults.has_spells:
-            for client in range(num_clients):
-                self.queue.put(self.faults.spell(seed, client, 0), Event("leave", client, 0))
+            self.queue.put_all([self.faults.spell(seed, client, 0) for client in range(num_clients)], "leave")
 
     @property
     def now(self) -> float:
@@ -106,9 +109,12 @@ class VirtualTransport:
         """The client's own memory between jobs: c_i <- c_i + dc_i."""
         if update.correction is not None and isfinite(norm_of(update.correction)):
             if self._controls is None:
-                self._controls = ClientMemory(self.num_clients, update.correction, self._client_memory)
+                self._controls = self._memory(update.correction)
             self._controls[update.client] = self._controls[update.client] + update.correction
         return update
+
+    def _memory(self, like: Tensor) -> ClientMemory:
+        return ClientMemory(self.num_clients, like, self._client_memory, self._client_memory_dir)
 
     def snapshot(self) -> dict[str, Any]:
         at_work = {client: [d.number, d.model.version, d.seed] for client, d in self.open.items()}
@@ -120,7 +126,7 @@ class VirtualTransport:
         self.queue.from_tree(tree["queue"])
         if tree["controls"] is not None:
             like = next(iter(models.values())).weights.params
-            self._controls = ClientMemory(self.num_clients, like, self._client_memory).from_tree(tree["controls"])
+            self._controls = self._memory(like).from_tree(tree["controls"])
         self.open = {
             client: Dispatch(number, client, models[version], seed) for client, (number, version, seed) in tree["open"].items()
         }

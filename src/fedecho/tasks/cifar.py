@@ -15,6 +15,7 @@ from fedecho.data.cifar import read_cifar10, read_cifar100
 from fedecho.data.images import Images, Pixels
 from fedecho.data.locate import find
 from fedecho.data.partition import DirichletPartitioner, Partitioner
+from fedecho.data.parts import Parts, as_parts
 from fedecho.data.unlabeled import read_unlabeled
 from fedecho.models.resnet import resnet18
 from fedecho.tasks.classification import counts_of, seeded, top1
@@ -63,11 +64,11 @@ class CifarTask:
         return seeded(seed, lambda: resnet18(self.num_classes, self.width))
 
     def num_examples(self, client: int) -> int:
-        return len(self._parts[client])
+        return self._parts.size(client)
 
     def label_counts(self, client: int) -> dict[int, int]:
         """How many examples of each class a client holds; for the record alone."""
-        return counts_of(torch.as_tensor(self._sets[0].labels), self._parts[client])
+        return counts_of(torch.as_tensor(self._sets[0].labels), self.rows_of(client))
 
     def batch(self, client: int, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         draws = self.draw(len(rows), generator)
@@ -79,7 +80,7 @@ class CifarTask:
 
     def rows_of(self, client: int) -> Tensor:
         """The client's rows among all training images."""
-        return self._parts[client]
+        return torch.from_numpy(self._parts[client])
 
     def draw(self, num: int, generator: torch.Generator) -> Tensor:
         """A crop and a flip for each image as one number; the middle crop, unflipped, without augmentation."""
@@ -127,10 +128,9 @@ class CifarTask:
         return read(find(self.dataset, None if self.data_dir is None else Path(self.data_dir)))
 
     @cached_property
-    def _parts(self) -> list[Tensor]:
+    def _parts(self) -> Parts:
         labels = self._sets[0].labels
-        parts = self.partition.split(np.zeros(0) if labels is None else labels, self.num_clients, self.seed or 0)
-        return [torch.from_numpy(part) for part in parts]
+        return as_parts(self.partition.split(np.zeros(0) if labels is None else labels, self.num_clients, self.seed or 0))
 
     @cached_property
     def _padded(self) -> Tensor:

@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 from fedecho.core.rng import numpy_rng
 from fedecho.data.digits import Digits, read_digits
 from fedecho.data.partition import DirichletPartitioner, Partitioner
+from fedecho.data.parts import Parts, as_parts
 from fedecho.models.small_cnn import small_cnn
 from fedecho.tasks.classification import counts_of, seeded, top1
 
@@ -41,15 +42,15 @@ class DigitsTask:
         return seeded(seed, lambda: small_cnn(width=self.width))
 
     def num_examples(self, client: int) -> int:
-        return len(self._clients[client].labels)
+        return self._parts.size(client)
 
     def label_counts(self, client: int) -> dict[int, int]:
         """How many examples of each class a client holds; for the record alone."""
-        return counts_of(self._clients[client].labels)
+        return counts_of(self._split[0].labels, torch.from_numpy(self._parts[client]))
 
     def batch(self, client: int, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        mine = self._clients[client]
-        return mine.images[rows], mine.labels[rows]
+        mine, train = torch.from_numpy(self._parts[client])[rows], self._split[0]
+        return train.images[mine], train.labels[mine]
 
     def loss(self, module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         images, labels = batch
@@ -71,11 +72,8 @@ class DigitsTask:
         return Digits(train.images[kept], train.labels[kept]), Digits(train.images[held], train.labels[held]), test
 
     @cached_property
-    def _clients(self) -> list[Digits]:
-        train = self._split[0]
-        parts = self.partition.split(train.labels.numpy(), self.num_clients, self.seed or 0)
-        rows = [torch.from_numpy(part) for part in parts]
-        return [Digits(train.images[mine], train.labels[mine]) for mine in rows]
+    def _parts(self) -> Parts:
+        return as_parts(self.partition.split(self._split[0].labels.numpy(), self.num_clients, self.seed or 0))
 
     @property
     def _unlabeled(self) -> Tensor:

@@ -14,6 +14,7 @@ from fedecho.core.rng import numpy_rng
 from fedecho.data.instructions import Worked, read_instructions
 from fedecho.data.lines import BadLine
 from fedecho.data.partition import DirichletPartitioner, Partitioner
+from fedecho.data.parts import Parts, as_parts
 from fedecho.data.spans import SpanBatch, Spans
 from fedecho.models.pretrained import files_of, language_model, load_tokenizer, longest, model_folder, with_lora
 from fedecho.tasks.chat import PROMPT, Chat
@@ -81,10 +82,10 @@ class MathInstructTask:
         return seeded(seed, self._network)
 
     def num_examples(self, client: int) -> int:
-        return len(self._parts[client])
+        return self._parts.size(client)
 
     def batch(self, client: int, rows: Tensor, generator: torch.Generator) -> SpanBatch:
-        return self._train_spans.batch(self._parts[client][rows])
+        return self._train_spans.batch(torch.from_numpy(self._parts[client])[rows])
 
     def loss(self, module: nn.Module, batch: SpanBatch) -> Tensor:
         return cross_entropy(self._logits(module, batch), batch.targets)
@@ -208,9 +209,9 @@ class MathInstructTask:
         return [every[row] for row in held], [every[row] for row in np.sort(order[self.num_unlabeled :])]
 
     @cached_property
-    def _parts(self) -> list[Tensor]:
+    def _parts(self) -> Parts:
         groups = np.unique([each.group for each in self._split[1]], return_inverse=True)[1]
-        return [torch.from_numpy(part) for part in self.partition.split(groups, self.num_clients, self.seed or 0)]
+        return as_parts(self.partition.split(groups, self.num_clients, self.seed or 0))
 
     @cached_property
     def _test_set(self) -> list[Worked]:

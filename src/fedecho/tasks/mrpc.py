@@ -14,6 +14,7 @@ from fedecho.core.rng import numpy_rng
 from fedecho.data.lines import BadLine
 from fedecho.data.pairs import Pair, read_pairs
 from fedecho.data.partition import DirichletPartitioner, Partitioner
+from fedecho.data.parts import Parts, as_parts
 from fedecho.data.ragged import Ragged
 from fedecho.models.pretrained import TYPES, classifier, files_of, load_tokenizer, longest, model_folder, wants_types
 from fedecho.tasks.classification import seeded
@@ -71,10 +72,10 @@ class MrpcTask:
         return seeded(seed, lambda: classifier(self._folder, self._num_labels, self._tokenizer.pad_token_id))
 
     def num_examples(self, client: int) -> int:
-        return len(self._parts[client])
+        return self._parts.size(client)
 
     def batch(self, client: int, rows: Tensor, generator: torch.Generator) -> tuple[Inputs, Tensor]:
-        mine = self._parts[client][rows]
+        mine = torch.from_numpy(self._parts[client])[rows]
         return self._train_tokens.padded(mine), self._labels[mine.to(self.device)]
 
     def loss(self, module: nn.Module, batch: tuple[Inputs, Tensor]) -> Tensor:
@@ -149,9 +150,9 @@ class MrpcTask:
         return [pairs[row] for row in drawn]
 
     @cached_property
-    def _parts(self) -> list[Tensor]:
+    def _parts(self) -> Parts:
         labels = np.array([pair.label for pair in self._train_pairs])
-        return [torch.from_numpy(part) for part in self.partition.split(labels, self.num_clients, self.seed or 0)]
+        return as_parts(self.partition.split(labels, self.num_clients, self.seed or 0))
 
     @cached_property
     def _labels(self) -> Tensor:
