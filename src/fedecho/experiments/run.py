@@ -7,37 +7,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from safetensors.torch import save
 from torch import Tensor
 
-from fedecho.core.checkpoint import (
-    CheckpointError,
-    Every,
-    decode,
-    load_checkpoint,
-    remove_checkpoints,
-    save_checkpoint,
-    write_atomically,
-)
+from fedecho.core.checkpoint import CheckpointError, Every, decode, load_checkpoint, save_checkpoint
 from fedecho.core.disk import DiskFullError
 from fedecho.core.drive import Moment, drive
 from fedecho.core.types import Weights
 from fedecho.experiments.accounting import check_accountant, spent
 from fedecho.experiments.build import Simulation, assembled, one_thread
 from fedecho.experiments.config import ConfigError, fingerprint, from_config
+from fedecho.experiments.ending import summary_of, write_end
 from fedecho.experiments.execution import DeviceName, Execution, ExecutorName
 from fedecho.experiments.experiment import Experiment
 from fedecho.experiments.folder import check_folder, owned
-from fedecho.experiments.identity import config_of, header_of, model_digest, name_of, notes_of
+from fedecho.experiments.identity import config_of, header_of, name_of, notes_of
 from fedecho.experiments.record import RECORD, Line, Mark, Record, arrivals_digest, noting, read_header
 from fedecho.experiments.signals import stop_signals
 from fedecho.experiments.standstill import Standstill
 from fedecho.experiments.stopwatch import TimedTransport
-from fedecho.experiments.summary import Summary, accuracies, last_scores
+from fedecho.experiments.summary import Summary
 from fedecho.experiments.tally import Tally
 from fedecho.simulation.executors.worker import refuse_while_importing
 
-MODEL = "model.safetensors"
 CHECKPOINT_S = 30.0
 ANEW = "start in a new folder"
 
@@ -270,38 +261,23 @@ class _Run:
 
     def _result(self) -> Result:
         simulation, server = self.simulation, self.simulation.server
-        weights = server.model.weights
-        named = simulation.layout.named(weights)
+        experiment, named = simulation.experiment, simulation.layout.named(server.model.weights)
         evaluations: list[Line] = []
         arrivals_sha256 = arrivals_digest(noting(self.record.lines(), evaluations))
-        bank = getattr(server.state, "bank", None)
-        experiment = simulation.experiment
-        summary = Summary(
+        summary = summary_of(
+            server,
+            evaluations,
             name=experiment.name,
             algorithm=name_of(experiment.algorithm),
             seed=experiment.seed,
-            num_versions=server.model.version,
             virtual_s=simulation.transport.now,
             real_s=round(self.real_s, 3),
-            accepted=server.counts["accepted"],
-            rejected=server.counts["rejected"],
-            lost=server.counts["lost"],
-            reasons=dict(server.reasons),
-            peak_versions_alive=server.versions.peak_alive,
-            bank_bytes=0 if bank is None else bank.num_bytes,
-            model_sha256=model_digest(weights),
             arrivals_sha256=arrivals_sha256,
-            scores=last_scores(evaluations),
             notes=notes_of(experiment.task),
             privacy=spent(experiment.privacy, self.record.lines()) if experiment.privacy.on else None,
             record_every=experiment.record_every or 1,
-            **accuracies(evaluations),
             **self.tally.staleness(),
         )
         if self.folder is not None:
-            self.record.sync()
-            # One entry: safetensors writes several in an order that changes from process to process.
-            write_atomically(self.folder / MODEL, save(named, {"format": "pt"}))
-            summary.write(self.folder)
-            remove_checkpoints(self.folder)
-        return Result(summary, evaluations, weights, named, self.folder)
+            write_end(self.folder, self.record, named, summary)
+        return Result(summary, evaluations, server.model.weights, named, self.folder)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -59,15 +60,15 @@ class Summary:
 
 
 def accuracies(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Final, mean of the last ten and best, of the evaluations among the lines."""
-    found = [line["accuracy"] for line in lines if line["event"] == "evaluation"]
+    """Final, mean of the last ten and best, of the evaluations among the lines; not a number where none has an accuracy."""
+    found = [line["accuracy"] for line in lines if line["event"] == "evaluation" and "accuracy" in line] or [nan]
     last = found[-LAST:]
     return {"final_accuracy": found[-1], "last10_accuracy": sum(last) / len(last), "best_accuracy": max(found)}
 
 
 def last_scores(lines: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """The last evaluation's scores, as the task named them."""
-    last = [line for line in lines if line["event"] == "evaluation"][-1]
+    """The last evaluation's scores, as the task named them; none where nothing was evaluated."""
+    last: dict[str, Any] = ([{}] + [dict(line) for line in lines if line["event"] == "evaluation"])[-1]
     return {key: value for key, value in last.items() if key not in NOT_SCORES}
 
 

@@ -7,26 +7,24 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from math import nan
 from pathlib import Path
 from typing import Any
 
 import flwr
 import torch
-from safetensors.torch import save
 
-from fedecho.core.checkpoint import Every, decode, load_checkpoint, remove_checkpoints, save_checkpoint, write_atomically
+from fedecho.core.checkpoint import Every, decode, load_checkpoint, save_checkpoint
 from fedecho.core.drive import Moment
 from fedecho.core.layout import Layout
 from fedecho.core.server import Server
 from fedecho.core.types import Lost
 from fedecho.experiments.accounting import reports, spent
 from fedecho.experiments.config import ConfigError, differences, fingerprint
+from fedecho.experiments.ending import summary_of, write_end
 from fedecho.experiments.folder import owned
-from fedecho.experiments.identity import is_finished, model_digest
+from fedecho.experiments.identity import is_finished
 from fedecho.experiments.record import RECORD, Line, Mark, Record, arrivals_digest, read_header
-from fedecho.experiments.run import MODEL
-from fedecho.experiments.summary import Summary, accuracies, last_scores, staleness
+from fedecho.experiments.summary import Summary, staleness
 from fedecho.flower.transport import GridTransport
 from fedecho.learning.privacy import Privacy
 from fedecho.version import __version__
@@ -147,35 +145,22 @@ class Journal:
 
     def finish(self) -> Summary:
         """The summary and the model; a finished run needs no checkpoints."""
-        lines, server = list(self.record.lines()), self.server
-        bank = getattr(server.state, "bank", None)
-        summary = Summary(
+        lines = list(self.record.lines())
+        summary = summary_of(
+            self.server,
+            [line for line in lines if line["event"] == "evaluation"],
             name=self.identity.name,
             algorithm=self.identity.algorithm,
             seed=self.identity.seed,
-            num_versions=server.model.version,
             virtual_s=self.transport.now,
             real_s=round(self.transport.now, 3),
-            accepted=server.counts["accepted"],
-            rejected=server.counts["rejected"],
-            lost=server.counts["lost"],
-            reasons=dict(server.reasons),
-            peak_versions_alive=server.versions.peak_alive,
-            bank_bytes=0 if bank is None else bank.num_bytes,
-            model_sha256=model_digest(server.model.weights),
             arrivals_sha256=arrivals_digest(iter(lines)),
-            privacy=self._spent(lines) if self.identity.privacy.on else None,
-            scores=last_scores(lines) if any(line["event"] == "evaluation" for line in lines) else {},
             notes=dict(self.identity.header.get("notes", {})),
-            **_accuracies(lines),
+            privacy=self._spent(lines) if self.identity.privacy.on else None,
             **staleness(lines),
         )
         if self.folder is not None:
-            self.record.sync()
-            named = self.layout.named(server.model.weights)
-            write_atomically(self.folder / MODEL, save(named, {"format": "pt"}))
-            summary.write(self.folder)
-            remove_checkpoints(self.folder)
+            write_end(self.folder, self.record, self.layout.named(self.server.model.weights), summary)
         return summary
 
     def _spent(self, lines: list[Line]) -> Line:
@@ -227,10 +212,3 @@ class Journal:
             "num_params": self.layout.num_params,
             **self.identity.header,
         }
-
-
-def _accuracies(lines: list[Line]) -> Line:
-    """Not a number where a user's evaluation has no accuracy, or there is none."""
-    if any(line["event"] == "evaluation" and "accuracy" in line for line in lines):
-        return accuracies(line for line in lines if "accuracy" in line or line["event"] != "evaluation")
-    return {"final_accuracy": nan, "last10_accuracy": nan, "best_accuracy": nan}
