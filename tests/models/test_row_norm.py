@@ -57,3 +57,34 @@ def test_the_functional_forward_is_the_module() -> None:
     torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-4)
     for part in layout.buffers:
         torch.testing.assert_close(buffers[part.name], module.get_buffer(part.name), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("with_extra", [False, True])
+def test_a_relu_inside_has_the_gradients_of_one_behind(with_extra: bool) -> None:
+    rng = torch.Generator().manual_seed(0)
+    plain = nn.BatchNorm2d(5)
+    with torch.no_grad():
+        for param in plain.parameters():
+            param.copy_(torch.randn(5, generator=rng))
+    rows = RowBatchNorm2d(nn.BatchNorm2d(5))
+    rows.load_state_dict(plain.state_dict(), strict=False)
+    rows.row_weight = torch.full((6,), 1 / 6)
+    x, extra, upstream = (torch.randn(6, 5, 4, 4, generator=rng) for _ in range(3))
+    ours, theirs = ([x.clone().requires_grad_(), extra.clone().requires_grad_()] for _ in range(2))
+    got = rows(ours[0], ours[1] if with_extra else None, True)
+    normed = plain(theirs[0])
+    expected = torch.relu(normed + theirs[1] if with_extra else normed)
+    got.backward(upstream)
+    expected.backward(upstream)
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ours[0].grad, theirs[0].grad, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(ours[1].grad, theirs[1].grad)
+    torch.testing.assert_close(rows.weight.grad, plain.weight.grad, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(rows.bias.grad, plain.bias.grad, rtol=1e-4, atol=1e-4)
+
+
+def test_every_relu_of_a_resnet_is_inside_a_norm() -> None:
+    swapped = with_row_norm(resnet18(10, width=4))
+    assert "relu" not in swapped.code
+    assert sum(isinstance(layer, RowBatchNorm2d) for layer in swapped.modules()) == 20
+    assert set(dict(swapped.named_parameters())) == set(dict(resnet18(10, width=4).named_parameters()))

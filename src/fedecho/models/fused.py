@@ -13,6 +13,8 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call
 from torch.nn.functional import conv2d, relu
 
+from fedecho.models.rectified import Rectified, all_rectified, tidied, traced
+
 Folded = dict[str, tuple[Tensor, Tensor]]
 """Kernel and bias of each convolution, by its name."""
 
@@ -33,21 +35,18 @@ Inference = Callable[[Mapping[str, Tensor], Mapping[str, Tensor], Tensor, Tensor
 
 def fused_inference(module: nn.Module, dtype: torch.dtype, compiled: Callable[[Fold], Fold]) -> Inference | None:
     """The module in ``eval`` as a function of its tensors, or None where there is nothing to fuse or it cannot be traced."""
-    try:
-        traced = fx.symbolic_trace(module.eval())
-    except Exception:  # a forward that depends on its data: torch.fx raises whatever that led to
-        return None
-    pairs = _rewritten(traced)
-    if not pairs:
+    network = traced(module.eval())
+    pairs = () if network is None else _Rewriting(network).run()
+    if network is None or not pairs:
         return None
     fold = compiled(_fold)
-    left = list(traced.state_dict())
+    left = list(network.state_dict())
 
     def forward(params: Mapping[str, Tensor], buffers: Mapping[str, Tensor], images: Tensor, row_weight: Tensor) -> Tensor:
         tensors = {**params, **buffers}
         folded = fold(pairs, tensors, dtype)
         rest = {name: tensors[name].to(dtype) for name in left}
-        logits: Tensor = functional_call(traced, rest, (images.to(dtype), folded))
+        logits: Tensor = functional_call(network, rest, (images.to(dtype), folded))
         return logits.float()
 
     return forward
@@ -84,78 +83,57 @@ def beside(x: Tensor, kernel: Tensor, stride: Any, padding: Any) -> Tensor:
 class _Rewriting:
     """conv -> norm -> relu, and conv -> norm -> (+ shortcut) -> relu, each replaced by one call on folded tensors."""
 
-    def __init__(self, traced: fx.GraphModule) -> None:
-        self.traced, self.graph = traced, traced.graph
-        self.modules = dict(traced.named_modules())
-        self.pairs: list[Pair] = []
+    def __init__(self, network: fx.GraphModule) -> None:
+        self.network, self.graph = network, network.graph
+        self.pairs: dict[Pair, None] = {}
         images = next(node for node in self.graph.nodes if node.op == "placeholder")
         with self.graph.inserting_after(images):
             self.folded = self.graph.placeholder("folded")
 
     def run(self) -> tuple[Pair, ...]:
-        for node in list(self.graph.nodes):
-            if self._is_relu(node):
-                self._rewrite(node)
-        self.graph.eliminate_dead_code()
-        self.graph.lint()
-        self.traced.recompile()
-        self.traced.delete_all_unused_submodules()
+        for place in all_rectified(self.network, lambda node: self._conv_before(node) is not None):
+            self._replace(place)
+        tidied(self.network)
         return tuple(self.pairs)
 
-    def _rewrite(self, end: fx.Node) -> None:
-        before = end.args[0]
-        assert isinstance(before, fx.Node)  # noqa: S101 (for the type checker)
-        if (conv := self._conv_before(before)) is not None:
-            self._replace(end, conv, None)
-        elif before.op == "call_function" and before.target is operator.add and len(before.users) == 1:
-            for main, other in (before.args, before.args[::-1]):
-                if isinstance(main, fx.Node) and (conv := self._conv_before(main)) is not None:
-                    self._replace(end, conv, other)
-                    return
-
-    def _replace(self, end: fx.Node, conv: fx.Node, extra: Any) -> None:
-        """``end`` becomes one call; where a folded shortcut is added, its bias goes along."""
-        with self.graph.inserting_before(end):
-            kernel, bias = self._tensors(conv)
-            if isinstance(extra, fx.Node) and (shortcut := self._conv_before(extra)) is not None:
-                more_kernel, more_bias = self._tensors(shortcut)
+    def _replace(self, place: Rectified) -> None:
+        """One call; where a folded shortcut is added, its bias goes along."""
+        conv, extra = self._conv_before(place.norm), place.extra
+        assert conv is not None  # noqa: S101 (for the type checker)
+        with self.graph.inserting_before(place.end):
+            kernel, bias = self._tensors(conv, place.norm)
+            if isinstance(extra, fx.Node) and len(extra.users) == 1 and (shortcut := self._conv_before(extra)) is not None:
+                more_kernel, more_bias = self._tensors(shortcut, extra)
                 extra = self.graph.call_function(beside, (shortcut.args[0], more_kernel, *self._shape(shortcut)))
                 bias = self.graph.call_function(operator.add, (bias, more_bias))
             fused = self.graph.call_function(convolution, (conv.args[0], extra, kernel, bias, *self._shape(conv)))
-        end.replace_all_uses_with(fused)
+        place.end.replace_all_uses_with(fused)
 
     def _conv_before(self, node: fx.Node) -> fx.Node | None:
-        """The convolution whose BatchNorm ``node`` is; neither may have another user."""
-        if node.op != "call_module" or not isinstance(self.modules[str(node.target)], nn.BatchNorm2d) or len(node.users) != 1:
+        """The convolution whose BatchNorm ``node`` is, if nobody else uses it."""
+        if not isinstance(self._layer(node), nn.BatchNorm2d):
             return None
         conv = node.args[0]
-        plain = isinstance(conv, fx.Node) and conv.op == "call_module" and len(conv.users) == 1
-        if not isinstance(conv, fx.Node) or not plain or not _suits(self.modules[str(conv.target)]):
-            return None
-        pair = Pair(str(conv.target), str(node.target), self.modules[str(node.target)].eps)
-        if pair not in self.pairs:
-            self.pairs.append(pair)
-        return conv
+        return conv if isinstance(conv, fx.Node) and len(conv.users) == 1 and _suits(self._layer(conv)) else None
 
-    def _tensors(self, conv: fx.Node) -> tuple[fx.Node, fx.Node]:
+    def _tensors(self, conv: fx.Node, norm: fx.Node) -> tuple[fx.Node, fx.Node]:
+        layer = self._layer(norm)
+        assert isinstance(layer, nn.BatchNorm2d)  # noqa: S101 (for the type checker)
+        self.pairs[Pair(str(conv.target), str(norm.target), layer.eps)] = None
         both = self.graph.call_function(operator.getitem, (self.folded, str(conv.target)))
         kernel, bias = (self.graph.call_function(operator.getitem, (both, place)) for place in (0, 1))
         return kernel, bias
 
     def _shape(self, conv: fx.Node) -> tuple[Any, Any]:
-        layer = self.modules[str(conv.target)]
+        layer: Any = self._layer(conv)
         return layer.stride, layer.padding
 
-    def _is_relu(self, node: fx.Node) -> bool:
-        if node.op == "call_module":
-            return isinstance(self.modules[str(node.target)], nn.ReLU)
-        return node.op == "call_function" and node.target in (relu, torch.relu)
+    def _layer(self, node: fx.Node) -> nn.Module | None:
+        return self.network.get_submodule(str(node.target)) if node.op == "call_module" else None
 
 
-def _rewritten(traced: fx.GraphModule) -> tuple[Pair, ...]:
-    return _Rewriting(traced).run()
-
-
-def _suits(layer: nn.Module) -> bool:
-    plain = isinstance(layer, nn.Conv2d) and layer.groups == 1 and layer.dilation == (1, 1) and layer.padding_mode == "zeros"
+def _suits(layer: nn.Module | None) -> bool:
+    if not isinstance(layer, nn.Conv2d):
+        return False
+    plain = layer.groups == 1 and layer.dilation == (1, 1) and layer.padding_mode == "zeros"
     return plain and not isinstance(layer.padding, str)

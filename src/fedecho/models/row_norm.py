@@ -4,11 +4,17 @@ A captured training step has one batch size. A client's last, partial batch runs
 filling: statistics, loss and gradients are then those of the smaller batch.
 """
 
+from typing import Any
+
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import batch_norm
+from torch import Tensor, fx, nn
+from torch.nn.functional import batch_norm, relu
 
 from fedecho.models.patch_conv import PatchConv2d, suits_patches
+from fedecho.models.rectified import all_rectified, tidied, traced
+
+PIXELS = (0, 2, 3)
+"""All that a channel's statistics are of."""
 
 
 class RowBatchNorm2d(nn.Module):
@@ -30,32 +36,97 @@ class RowBatchNorm2d(nn.Module):
         self.register_buffer("row_weight", torch.ones(1), persistent=False)
         self.eps, self.momentum = like.eps, like.momentum
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, extra: Tensor | None = None, rectify: bool = False) -> Tensor:
+        """The normalised x, or relu of it, or relu of it and ``extra``."""
         if not self.training:
-            return batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
-        pixels = x.shape[2] * x.shape[3]
-        share = (self.row_weight / pixels)[:, None, None, None]
-        wide = x.float()
-        mean = (wide * share).sum(dim=(0, 2, 3))
-        variance = ((wide * wide * share).sum(dim=(0, 2, 3)) - mean * mean).clamp_min(0.0)
+            y = batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
+            y = y if extra is None else y + extra
+            return relu(y) if rectify else y
+        share = self.row_weight / (x.shape[2] * x.shape[3])
+        y, mean, variance = Normalised.apply(x, self.weight, self.bias, share, extra, self.eps, rectify)  # type: ignore[no-untyped-call]
         with torch.no_grad():
-            # n / (n - 1) over the values that counted: 1 / row_weight.max() rows of so many pixels.
-            shrink = self.row_weight.max() / pixels
-            unbiased = variance / (1.0 - shrink).clamp_min(1e-12)
+            # n / (n - 1) over the values that counted: 1 / share.max() of them.
+            unbiased = variance / (1.0 - share.max()).clamp_min(1e-12)
             self.running_mean.lerp_(mean, self.momentum)
             self.running_var.lerp_(unbiased, self.momentum)
-        scale = self.weight * torch.rsqrt(variance + self.eps)
-        shift = self.bias - mean * scale
-        return (wide * scale[:, None, None] + shift[:, None, None]).to(x.dtype)
+        out: Tensor = y
+        return out
+
+
+class Normalised(torch.autograd.Function):
+    """y = relu((x - mean) scale + bias + extra) with its gradient by hand, for the sake of memory traffic, which is what it costs.
+
+    Left to itself, autograd reads y again to know where the ReLU was closed; without ``extra`` x, which is read anyway, tells.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, share: Tensor, extra: Tensor | None, eps: float, rectify: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        wide, by_row = x.float(), share[:, None, None, None]
+        mean = (wide * by_row).sum(dim=PIXELS)
+        raw = (wide * wide * by_row).sum(dim=PIXELS) - mean * mean
+        variance = raw.clamp_min(0.0)
+        rstd = torch.rsqrt(variance + eps)
+        scale = weight * rstd
+        shift = bias - mean * scale
+        y = wide * _by_channel(scale) + _by_channel(shift)
+        if extra is not None:
+            y = y + extra
+        y = (y.clamp_min(0.0) if rectify else y).to(x.dtype)
+        ctx.rectify, ctx.with_extra = rectify, extra is not None
+        ctx.save_for_backward(x, y if rectify and extra is not None else None, share, mean, raw, rstd, scale, shift)
+        ctx.mark_non_differentiable(mean, variance)
+        return y, mean, variance
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        x, y, share, mean, raw, rstd, scale, shift = ctx.saved_tensors
+        wide, grad = x.float(), upstream[0]
+        if ctx.rectify:
+            is_open = (wide * _by_channel(scale) + _by_channel(shift) if y is None else y) > 0
+            grad = torch.where(is_open, grad, 0.0)
+        high = grad.float()
+        d_shift, d_scale = high.sum(dim=PIXELS), (high * wide).sum(dim=PIXELS)
+        # y = scale x + shift, scale = weight rstd, shift = bias - mean scale, rstd = (E[x^2] - mean^2 + eps)^(-1/2).
+        d_scale = d_scale - mean * d_shift
+        d_variance = torch.where(raw >= 0, d_scale * scale * rstd * rstd * -0.5, 0.0)
+        d_mean = -scale * d_shift - 2.0 * mean * d_variance
+        through = share[:, None, None, None] * (_by_channel(d_mean) + 2.0 * wide * _by_channel(d_variance))
+        d_x = (high * _by_channel(scale) + through).to(x.dtype)
+        return d_x, d_scale * rstd, d_shift, None, grad if ctx.with_extra else None, None, None
+
+
+def _by_channel(vector: Tensor) -> Tensor:
+    return vector[:, None, None]
 
 
 def with_row_norm(module: nn.Module) -> nn.Module:
-    """The module as it is captured: every BatchNorm2d, the stem and the 1 x 1 convolutions replaced; the same parameters."""
+    """The module as it is captured: every BatchNorm2d, the stem and the 1 x 1 convolutions replaced; the same parameters.
+
+    A ReLU behind a BatchNorm becomes a part of it, where the network can be traced.
+    """
+    swapped = _swapped(module)
+    network = traced(swapped, RowBatchNorm2d, PatchConv2d)
+    if network is None:
+        return swapped
+
+    def is_norm(node: fx.Node) -> bool:
+        return node.op == "call_module" and isinstance(network.get_submodule(str(node.target)), RowBatchNorm2d)
+
+    for place in all_rectified(network, is_norm):
+        with network.graph.inserting_before(place.end):
+            one = network.graph.call_module(str(place.norm.target), (place.norm.args[0], place.extra, True))
+        place.end.replace_all_uses_with(one)
+    return tidied(network)
+
+
+def _swapped(module: nn.Module) -> nn.Module:
     for name, child in module.named_children():
         if isinstance(child, nn.BatchNorm2d):
             setattr(module, name, RowBatchNorm2d(child))
         elif isinstance(child, nn.Conv2d) and suits_patches(child):
             setattr(module, name, PatchConv2d(child))
         else:
-            with_row_norm(child)
+            _swapped(child)
     return module
