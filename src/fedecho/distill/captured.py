@@ -150,24 +150,38 @@ class CapturedStudent(Student):
 
     device_student: DeviceStudent | None = None
 
+    def prepared(self, distiller: Distiller) -> "CapturedStudent":
+        """With its graphs made, so that no version waits for them."""
+        self._infer_graph()
+        if self.num_unlabeled % distiller.batch_size == 0 and (num_steps := distiller.num_steps(self.num_unlabeled)):
+            self._teach_graph(distiller, num_steps)
+        return self
+
     def infer(self, weights: Weights) -> Tensor:
-        net = self._net
-        net.weights.load(weights)
-        if "infer" not in self._graphs:
-            output = torch.zeros(self.num_unlabeled, self.num_classes(), device=self.device)
-            self._graphs["infer"] = InferGraph(net, output)
-        graph: InferGraph = self._graphs["infer"]
-        return graph.run()
+        self._net.weights.load(weights)
+        return self._infer_graph().run()
 
     def teach(
         self, distiller: Distiller, adam: Adam, weights: Weights, teacher: Teacher, batches: list[Tensor]
     ) -> tuple[Adam, Weights, Tensor]:
         if not isinstance(teacher, Tensor) or any(len(rows) != distiller.batch_size for rows in batches):
             return super().teach(distiller, adam, weights, teacher, batches)  # a partial batch: not what was captured
+        return self._teach_graph(distiller, len(batches)).run(adam, weights, teacher, batches)
+
+    def _infer_graph(self) -> InferGraph:
+        if "infer" not in self._graphs:
+            self._graphs["infer"] = InferGraph(self._net, self._no_logits())
+        graph: InferGraph = self._graphs["infer"]
+        return graph
+
+    def _teach_graph(self, distiller: Distiller, num_steps: int) -> TeachGraph:
         if "teach" not in self._graphs:
-            self._graphs["teach"] = TeachGraph(self._net, distiller, len(batches), teacher)
+            self._graphs["teach"] = TeachGraph(self._net, distiller, num_steps, self._no_logits())
         graph: TeachGraph = self._graphs["teach"]
-        return graph.run(adam, weights, teacher, batches)
+        return graph
+
+    def _no_logits(self) -> Tensor:
+        return torch.zeros(self.num_unlabeled, self.num_classes(), device=self.device)
 
     @property
     def _net(self) -> DeviceStudent:

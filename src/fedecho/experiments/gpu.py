@@ -50,10 +50,11 @@ class GpuParts:
         self._held = None if self._net is None else HeldModule(self._net).eval()
 
     def student(self) -> Student:
-        task = self.task
+        task, distiller = self.task, getattr(self.experiment.algorithm, "distiller", None)
         if self._net is None:
-            return student_for(self.network, task, getattr(self.experiment.algorithm, "distiller", None), CHUNK)
-        return CapturedStudent(self.network, task.logits, task.num_unlabeled, CHUNK, self._net)
+            return student_for(self.network, task, distiller, CHUNK)
+        student = CapturedStudent(self.network, task.logits, task.num_unlabeled, CHUNK, self._net)
+        return student if distiller is None else student.prepared(distiller)
 
     def executor(self, num_slots: int, wanted: Set[int] | None) -> Executor:
         local, task = self.experiment.local_training, self.task
