@@ -175,9 +175,11 @@ class CapturedStudent(Student):
         return graph
 
     def _teach_graph(self, distiller: Distiller, num_steps: int) -> TeachGraph:
-        if "teach" not in self._graphs:
-            self._graphs["teach"] = TeachGraph(self._net, distiller, num_steps, self._no_logits())
-        graph: TeachGraph = self._graphs["teach"]
+        """The settings are in the graph, so each has its own."""
+        settings = (distiller, num_steps)
+        if settings not in self._graphs:
+            self._graphs[settings] = TeachGraph(self._net, distiller, num_steps, self._no_logits())
+        graph: TeachGraph = self._graphs[settings]
         return graph
 
     def _no_logits(self) -> Tensor:
@@ -190,8 +192,8 @@ class CapturedStudent(Student):
         return self.device_student
 
     @property
-    def _graphs(self) -> dict[str, Any]:
-        graphs: dict[str, Any] = self.__dict__.setdefault("_captured", {})
+    def _graphs(self) -> dict[Any, Any]:
+        graphs: dict[Any, Any] = self.__dict__.setdefault("_captured", {})
         return graphs
 
 
