@@ -140,9 +140,9 @@ def _on_gpu(experiment: Experiment, execution: Execution, say: Callable[[str], N
     precision = Precision(DTYPES[execution.precision], execution.deterministic, execution.compiled)
     device = the_gpu()
     with gpu_settings(precision, device):
-        parts = GpuParts(experiment, precision, device)
-        if parts.eager:
-            say(f"training is not captured but eager: {parts.eager}")
+        parts = GpuParts(experiment, precision, device, say)
+        if parts.one_by_one:
+            say(f"clients train one after another, in captured steps: {parts.one_by_one}")
         runtimes = _runtimes(experiment)
         server = server_of(experiment, parts.network, student_of(experiment, parts.student))
         runner = parts.executor(execution.num_workers, _wanted(experiment, runtimes))

@@ -14,6 +14,7 @@ from fedecho.core.rng import numpy_rng
 from fedecho.data.instructions import Worked, read_instructions
 from fedecho.data.lines import BadLine
 from fedecho.data.partition import DirichletPartitioner, Partitioner
+from fedecho.data.ragged import To
 from fedecho.data.spans import SpanBatch, Spans
 from fedecho.models.pretrained import files_of, language_model, load_tokenizer, longest, model_folder, with_lora
 from fedecho.tasks.chat import PROMPT, Chat
@@ -28,6 +29,8 @@ FILES = {
     "gsm8k-test": ("gsm8k", "test.jsonl"),
 }
 LOSS_CHUNK = 16
+TOKENS_TO, PLACES_TO = 64, 512
+"""What a batch's tokens and predicted places are rounded up to where it must have few shapes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +62,7 @@ class MathInstructTask:
     seed: int | None = None
     device: str = field(default="cpu", repr=False, compare=False)
     compute: torch.dtype = field(default=torch.float32, repr=False, compare=False)
+    few_shapes: bool = field(default=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         at_least = {"num_clients": 1, "num_unlabeled": 0, "max_new_tokens": 1, "eval_batch": 1}
@@ -77,6 +81,10 @@ class MathInstructTask:
     def computing_in(self, dtype: torch.dtype) -> "MathInstructTask":
         return replace(self, compute=dtype)
 
+    def in_few_shapes(self) -> "MathInstructTask":
+        """The same task whose training batches are padded further than they must be, so that few shapes occur."""
+        return replace(self, few_shapes=True)
+
     def network(self, seed: int) -> nn.Module:
         return seeded(seed, self._network)
 
@@ -84,7 +92,9 @@ class MathInstructTask:
         return len(self._parts[client])
 
     def batch(self, client: int, rows: Tensor, generator: torch.Generator) -> SpanBatch:
-        return self._train_spans.batch(self._parts[client][rows])
+        if not self.few_shapes:
+            return self._train_spans.batch(self._parts[client][rows])
+        return self._train_spans.batch(self._parts[client][rows], To(TOKENS_TO, most=self._room), To(PLACES_TO))
 
     def loss(self, module: nn.Module, batch: SpanBatch) -> Tensor:
         return cross_entropy(self._logits(module, batch), batch.targets)
@@ -198,6 +208,10 @@ class MathInstructTask:
         return Chat(load_tokenizer(self._folder, self.pad_token), self.prompt)
 
     @cached_property
+    def _room(self) -> int:
+        return room_for(self.max_length, longest(self._folder, self._chat.tokenizer))
+
+    @cached_property
     def _split(self) -> tuple[list[Worked], list[Worked]]:
         """(U, what the clients have); which questions are held out moves with the seed."""
         every = read_instructions(file_of(self.train, FILES, self.data_dir))
@@ -240,7 +254,7 @@ class MathInstructTask:
 
     def _spans(self, texts: Sequence[Worked], part: str) -> Spans:
         """Place p predicts token p + 1: an answer from token s to e is predicted at s - 1 to e - 1; a query at all its places."""
-        chat, room = self._chat, room_for(self.max_length, longest(self._folder, self._chat.tokenizer))
+        chat, room = self._chat, self._room
         pieces = [chat.answered(text.question, text.answer) for text in texts]
         questions, answers = chat.tokens([asked for asked, _ in pieces]), chat.tokens([said for _, said in pieces])
         rows, first, end = [], [], []
