@@ -239,3 +239,7 @@ def test_what_a_model_makes_anywhere_is_made_on_the_device() -> None:
         assert torch.ones(2, device="cpu").device.type == "cpu"
         assert torch.rand(2, generator=mine).device.type == "cpu"
         assert torch.tensor(2.0).device.type == "cpu", "a number on the CPU needs no copy"
+    with MadeOnDevice(torch.device("cpu")):
+        for number in (2, 2.5, True):
+            made = torch.tensor(number, device="cpu")
+            assert (made.item(), made.dtype, made.shape) == (number, torch.tensor(number).dtype, ())

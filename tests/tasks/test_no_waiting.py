@@ -120,5 +120,5 @@ def test_the_check_sees_what_a_capture_forbids(wrong: Callable[[], object]) -> N
 
 
 def test_the_check_lets_pass_what_a_capture_can_hold() -> None:
-    with MadeOnDevice(META), NoLists(), NoWaiting():
-        (THERE * torch.tensor(2.0) + torch.arange(3)).sum()
+    with NoLists(), MadeOnDevice(META), NoWaiting():
+        (THERE * torch.tensor(2.0) + torch.arange(3) + torch.tensor(1, device=META)).sum()

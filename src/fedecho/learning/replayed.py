@@ -30,7 +30,7 @@ NOTHING = nullcontext()
 
 
 class MadeOnDevice(TorchFunctionMode):
-    """Tensors that a model makes without saying where are made on the device.
+    """Tensors that a model makes without saying where, and numbers that it wants there, are made on the device.
 
     A copy from the CPU cannot be captured. And a draw on the CPU would be made once, in the capture, and never again: on the
     device the code that looks at it cannot be captured, and runs eagerly.
@@ -42,8 +42,11 @@ class MadeOnDevice(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in FACTORIES or (func in DRAWS and kwargs.get("generator") is None):
-            kwargs = kwargs if kwargs.get("device") is not None else {**kwargs, "device": self.device}
+        placed = kwargs.get("device") is not None
+        if func is torch.tensor and placed and isinstance(args[0], bool | int | float):
+            return torch.full((), args[0], **kwargs)
+        if not placed and (func in FACTORIES or (func in DRAWS and kwargs.get("generator") is None)):
+            kwargs = {**kwargs, "device": self.device}
         return func(*args, **kwargs)
 
 
