@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from benchmarks import fuzz, soak
+from benchmarks import fuzz, soak, text_steps
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,3 +47,13 @@ def test_nothing_refused_changes_a_bit_and_nothing_odd_is_let_in() -> None:
     found = fuzz.fuzz(1500, seed=8)
     worse = [what for what in found.failures if "has changed" in what or "does not fit" in what or "another kind" in what]
     assert not worse, [found.examples[what] for what in worse]
+
+
+def test_steps_on_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for sizes in (text_steps.MINILM, text_steps.SMOLLM):
+        monkeypatch.setitem(sizes, "vocab_size", 300)
+        monkeypatch.setitem(sizes, "hidden_size", 36)
+    text_steps.main(["--device", "cpu", "--steps", "1", "--layers", "1", "--llama"])
+    lines = [line.split("|")[1:4] for line in capsys.readouterr().out.splitlines() if line.startswith("| ")][1:]
+    assert [line[1].strip() for line in lines] == ["eager", "replayed"] * 2
+    assert all(float(line[2]) > 0 for line in lines)

@@ -9,6 +9,7 @@ import torch
 from small_cifar import DEVICES, EXACT, ON_GPU
 from tiny_text import save_classifier, write_world
 from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity
 
 from fedecho import Experiment, load
 from fedecho.core.capture import Precision
@@ -108,10 +109,9 @@ def test_the_same_bytes_twice_and_in_another_order(world: Path, kind: str, devic
 
 @pytest.mark.gpu
 @ON_GPU[1]
-@pytest.mark.parametrize("kind", list(KINDS))
-def test_dropout_draws_anew_in_every_replay(world: Path, kind: str) -> None:
-    """Another seed, other draws; on the same batches."""
-    one = experiment(world, kind, "local.num_local_steps=1", "local.batch_size=100")
+def test_dropout_draws_anew_in_every_replay(world: Path) -> None:
+    """One batch of all examples, so that the seed changes nothing but the draws of dropout (and the order of a sum)."""
+    one = experiment(world, "mrpc", "local.num_local_steps=1", "local.batch_size=100", "local.optimizer=sgd")
     start, delta = start_of(one), []
     with gpu_settings(EXACT, torch.device("cuda")):
         executor = GpuParts(one, EXACT, torch.device("cuda")).executor(1, None)
@@ -119,8 +119,7 @@ def test_dropout_draws_anew_in_every_replay(world: Path, kind: str) -> None:
             executor.submit(Job(Dispatch(number, 0, GlobalModel(0, on(start, "cuda")), seed)), 0.0)
             delta.append(executor.result(number).delta)
     assert torch.equal(delta[0], delta[2])
-    if kind == "mrpc":
-        assert not torch.allclose(delta[0], delta[1], rtol=1e-3, atol=0)
+    assert float((delta[0] - delta[1]).norm() / delta[0].norm()) > 1e-2
 
 
 @pytest.mark.gpu
@@ -134,7 +133,7 @@ def test_compiled_and_in_low_precision(world: Path, kind: str, dtype: torch.dtyp
     ours = jobs(one, Precision(dtype, deterministic=True, compiled=True), "cuda", start, said)
     assert said == []
     for mine, plain in zip(ours, wanted, strict=True):
-        near(mine.delta, plain.delta, 2e-3 if dtype == torch.float32 else 0.5)
+        assert float(cosine_similarity(mine.delta.cpu(), plain.delta, dim=0)) > (0.9999 if dtype == torch.float32 else 0.9)
 
 
 @pytest.mark.gpu

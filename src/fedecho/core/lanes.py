@@ -14,6 +14,10 @@ WARM_UPS = 3
 """Runs of captured work before it is captured. What it changes must be loaded anew before it counts."""
 
 
+BROKEN: list[Any] = []
+"""Graphs whose capture failed."""
+
+
 class Mark(Protocol):
     """A place in a lane's queue."""
 
@@ -78,7 +82,9 @@ class CudaLane:
             with torch.cuda.graph(graph, pool=pool, stream=self._stream):
                 work()
         except BaseException:
-            # A capture that breaks off leaves the generator waiting for its end, and then nothing can draw from it any more.
+            # A capture that breaks off leaves the generator waiting for its end, and then nothing can draw from it any more;
+            # and the allocator goes on to ask the graph which streams are its own, so that must not vanish.
+            BROKEN.append(graph)
             device = self._stream.device
             torch.cuda.default_generators[device.index].graphsafe_set_state(torch.Generator(device))
             raise
