@@ -57,6 +57,7 @@ def test_the_shapes_are_few_and_within_the_models_limit(world: Path) -> None:
         tasks(world)["mrpc"].batch(0, torch.tensor([row]), torch.Generator())[0]["input_ids"].shape[1] for row in range(20)
     }
     assert all(width % 16 == 0 for width in widths)
+    assert not any(few.batch(0, rows, torch.Generator())[0]["attention_mask"].all() for rows in torch.arange(20)[:, None])
     assert len(widths) < len(plain)
     tight = replace(few, max_length=20)
     inputs, _ = tight.batch(0, torch.arange(6), torch.Generator())

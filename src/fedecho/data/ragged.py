@@ -11,17 +11,21 @@ from fedecho.core.lanes import sent
 
 @dataclass(frozen=True)
 class To:
-    """Sizes rounded up, so that batches have few shapes: to a multiple, but not above ``most``."""
+    """Sizes rounded up, so that batches have few shapes: to a multiple, but not above ``most``.
+
+    ``spare`` is the least padding, where there is room: models that look whether there is any then do the same in every batch.
+    """
 
     multiple: int
     most: int | None = None
+    spare: int = 0
 
     def up(self, size: int) -> int:
         """
-        >>> To(16).up(33), To(16, most=40).up(33), To(16).up(0)
-        (48, 40, 16)
+        >>> To(16).up(33), To(16, most=40).up(33), To(16).up(0), To(16).up(32), To(16, spare=1).up(32)
+        (48, 40, 16, 32, 48)
         """
-        wanted = max(-(-size // self.multiple), 1) * self.multiple
+        wanted = max(-(-(size + self.spare) // self.multiple), 1) * self.multiple
         return wanted if self.most is None else max(min(wanted, self.most), size)
 
 

@@ -94,7 +94,7 @@ class MathInstructTask:
     def batch(self, client: int, rows: Tensor, generator: torch.Generator) -> SpanBatch:
         if not self.few_shapes:
             return self._train_spans.batch(self._parts[client][rows])
-        return self._train_spans.batch(self._parts[client][rows], To(TOKENS_TO, most=self._room), To(PLACES_TO))
+        return self._train_spans.batch(self._parts[client][rows], To(TOKENS_TO, most=self._room, spare=1), To(PLACES_TO))
 
     def loss(self, module: nn.Module, batch: SpanBatch) -> Tensor:
         return cross_entropy(self._logits(module, batch), batch.targets)

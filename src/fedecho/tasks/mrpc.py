@@ -83,7 +83,7 @@ class MrpcTask:
 
     def batch(self, client: int, rows: Tensor, generator: torch.Generator) -> tuple[Inputs, Tensor]:
         mine = self._parts[client][rows]
-        to = To(TOKENS_TO, most=self._room) if self.few_shapes else None
+        to = To(TOKENS_TO, most=self._room, spare=1) if self.few_shapes else None
         return self._train_tokens.padded(mine, to), self._labels[sent(mine, self.device)]
 
     def loss(self, module: nn.Module, batch: tuple[Inputs, Tensor]) -> Tensor:
