@@ -131,7 +131,10 @@ def test_shapes_above_the_limit_are_eager(monkeypatch: pytest.MonkeyPatch) -> No
 class BrokenLane(ImmediateLane):
     def capture(self, work: Callable[[], None], pool: Any = None) -> Graph:
         super().capture(work)
-        raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nand twenty lines more")
+        try:
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nand twenty lines more")
+        finally:
+            raise RuntimeError("operation failed due to a previous error during capture")
 
 
 def test_what_cannot_be_captured_is_eager_and_says_so_once() -> None:

@@ -143,14 +143,14 @@ class ReplayedSteps:
                     self.say(f"training is captured for {MOST_GRAPHS} shapes of batch, and eager for any other from now on")
             return self.graphs.get(shape)
         except (RuntimeError, TypeError) as error:
-            why = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            self.eager = f"a step of {type(self.task).__name__} cannot be captured ({why[:160]})"
+            self.eager = f"a step of {type(self.task).__name__} cannot be captured ({_cause(error)})"
         self.graphs.clear()
         self.say(f"training is not captured but eager: {self.eager}")
         return None
 
     def _capture(self, batch: Batch) -> Captured:
-        held, making = mapped(batch, Tensor.clone), MadeOnDevice(self._device)
+        held = mapped(batch, lambda tensor: tensor.to(self._device, copy=True))
+        making = MadeOnDevice(self._device)
         with self._unchanged():
             return Captured(tensors_of(held), self._lane.capture(lambda: self._work(held, making), self._pool))
 
@@ -165,3 +165,10 @@ class ReplayedSteps:
         finally:
             for tensor, value in zip(tensors, before, strict=True):
                 tensor.copy_(value)
+
+
+def _cause(error: BaseException) -> str:
+    """What went wrong first, in a line: the end of a broken capture is an error too, and says nothing."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
