@@ -45,8 +45,20 @@ def rows_of(least: int, most: int, vocabulary: int) -> list[list[int]]:
     return [rng.integers(5, vocabulary, length).tolist() for length in lengths]
 
 
+class OneClient:
+    """All rows are one client's, and the first of a batch is a longest one."""
+
+    def batch(self, client: int, rows: Tensor, generator: torch.Generator) -> Any:
+        task: Any = super()
+        return task.batch(client, rows - rows % 8 + torch.arange(len(rows)) % 8, generator)
+
+    @cached_property
+    def _parts(self) -> list[Tensor]:
+        return [torch.arange(NUM_ROWS)]
+
+
 @dataclass(frozen=True, kw_only=True)
-class RandomPairs(MrpcTask):
+class RandomPairs(OneClient, MrpcTask):
     """MRPC's training on random tokens and random weights."""
 
     num_clients: int = 1
@@ -58,13 +70,6 @@ class RandomPairs(MrpcTask):
             transformers.BertConfig(**{**MINILM, "num_hidden_layers": self.layers}, pad_token_id=0)
         )
         return model
-
-    def batch(self, client: int, rows: Tensor, generator: torch.Generator) -> Any:
-        return super().batch(client, rows - rows % 8 + torch.arange(len(rows)) % 8, generator)
-
-    @cached_property
-    def _parts(self) -> list[Tensor]:
-        return [torch.arange(NUM_ROWS)]
 
     @cached_property
     def _room(self) -> int:
@@ -81,7 +86,7 @@ class RandomPairs(MrpcTask):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RandomAnswers(MathInstructTask):
+class RandomAnswers(OneClient, MathInstructTask):
     """Instruction tuning on random tokens and random weights; the second half of a text is its answer."""
 
     num_clients: int = 1
@@ -94,13 +99,6 @@ class RandomAnswers(MathInstructTask):
             transformers.LlamaConfig(**{**SMOLLM, "num_hidden_layers": self.layers})
         )
         return model
-
-    def batch(self, client: int, rows: Tensor, generator: torch.Generator) -> Any:
-        return super().batch(client, rows - rows % 8 + torch.arange(len(rows)) % 8, generator)
-
-    @cached_property
-    def _parts(self) -> list[Tensor]:
-        return [torch.arange(NUM_ROWS)]
 
     @cached_property
     def _room(self) -> int:

@@ -53,6 +53,8 @@ def test_steps_on_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     for sizes in (text_steps.MINILM, text_steps.SMOLLM):
         monkeypatch.setitem(sizes, "vocab_size", 300)
         monkeypatch.setitem(sizes, "hidden_size", 36)
+    whole = text_steps.rows_of
+    monkeypatch.setattr(text_steps, "rows_of", lambda least, most, vocabulary: whole(5, 9, vocabulary))
     text_steps.main(["--device", "cpu", "--steps", "1", "--layers", "1", "--llama"])
     lines = [line.split("|")[1:4] for line in capsys.readouterr().out.splitlines() if line.startswith("| ")][1:]
     assert [line[1].strip() for line in lines] == ["eager", "replayed"] * 2
