@@ -92,6 +92,7 @@ def save_classifier(folder: Path, dropout: float = 0.1, room: int = 80) -> Path:
         intermediate_size=32,
         max_position_embeddings=room,
         hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
         pad_token_id=0,
     )
     torch.manual_seed(0)

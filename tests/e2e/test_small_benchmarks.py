@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import bank_budget, fuzz, million, soak
+from benchmarks import bank_budget, fuzz, million, soak, text_steps
 
 ROOT = Path(__file__).parents[2]
 
@@ -73,3 +73,15 @@ def test_what_each_way_of_keeping_the_bank_costs_the_teacher(tmp_path: Path, mon
     l1 = [bank_budget.errors(true, torch.from_numpy(kept.teacher))[0] for kept in found.values()]
     assert l1[0] < 1e-6 < l1[1] < 1e-3 < l1[3] < l1[2]
     assert all(kept.num_bytes <= 1e6 * budget for kept in list(found.values())[2:])
+
+
+def test_steps_on_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for sizes in (text_steps.MINILM, text_steps.SMOLLM):
+        monkeypatch.setitem(sizes, "vocab_size", 300)
+        monkeypatch.setitem(sizes, "hidden_size", 36)
+    whole = text_steps.rows_of
+    monkeypatch.setattr(text_steps, "rows_of", lambda least, most, vocabulary: whole(5, 9, vocabulary))
+    text_steps.main(["--device", "cpu", "--steps", "1", "--layers", "1", "--llama"])
+    lines = [line.split("|")[1:4] for line in capsys.readouterr().out.splitlines() if line.startswith("| ")][1:]
+    assert [line[1].strip() for line in lines] == ["eager", "replayed"] * 2
+    assert all(float(line[2]) > 0 for line in lines)

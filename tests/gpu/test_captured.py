@@ -21,7 +21,7 @@ Outcome = tuple[list[tuple[float, int, int]], Tensor, Tensor]
 @contextmanager
 def captured_on_cpu(one: Experiment) -> Iterator[Simulation]:
     parts = GpuParts(one, EXACT, torch.device("cpu"))
-    assert parts.eager == ""
+    assert parts.one_by_one == ""
     runtimes = build._runtimes(one)
     server = build.server_of(one, parts.network, build.student_of(one, parts.student))
     executor = parts.executor(3, build._wanted(one, runtimes))
@@ -74,7 +74,7 @@ def test_frozen_statistics_and_a_partial_batch_of_u(data: Path, settings: list[s
 
 def test_what_cannot_be_captured_says_why(data: Path) -> None:
     parts = GpuParts(experiment(data, "fedbuff", "local.optimizer=adamw"), EXACT, torch.device("cpu"))
-    assert "adamw" in parts.eager
+    assert "adamw" in parts.one_by_one
     with pytest.raises(ValueError, match="DigitsTask cannot be put on a GPU"):
         GpuParts(load("digits"), EXACT, torch.device("cpu"))
 

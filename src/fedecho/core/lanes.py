@@ -14,6 +14,10 @@ WARM_UPS = 3
 """Runs of captured work before it is captured. What it changes must be loaded anew before it counts."""
 
 
+BROKEN: list[Any] = []
+"""Graphs whose capture failed."""
+
+
 class Mark(Protocol):
     """A place in a lane's queue."""
 
@@ -41,7 +45,9 @@ class Lane(Protocol):
 
     def mark(self) -> Mark: ...
 
-    def capture(self, work: Callable[[], None]) -> Graph: ...
+    def capture(self, work: Callable[[], None], pool: Any = None) -> Graph:
+        """``work`` as something to replay. Graphs that never run at once may share a ``pool`` (see ``memory_pool``)."""
+        ...
 
 
 class CudaLane:
@@ -60,16 +66,28 @@ class CudaLane:
         event: Mark = self._stream.record_event()
         return event
 
-    def capture(self, work: Callable[[], None]) -> Graph:
+    def capture(self, work: Callable[[], None], pool: Any = None) -> Graph:
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             for _ in range(WARM_UPS):
                 work()
             self._stream.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=self._stream):
-                work()
+            graph = self._graph(work, pool)
         torch.cuda.current_stream().wait_stream(self._stream)
+        return graph
+
+    def _graph(self, work: Callable[[], None], pool: Any) -> Graph:
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, pool=pool, stream=self._stream):
+                work()
+        except BaseException:
+            # A capture that breaks off leaves the generator waiting for its end, and then nothing can draw from it any more;
+            # and the allocator goes on to ask the graph which streams are its own, so that must not vanish.
+            BROKEN.append(graph)
+            device = self._stream.device
+            torch.cuda.default_generators[device.index].graphsafe_set_state(torch.Generator(device))
+            raise
         return graph
 
 
@@ -85,7 +103,7 @@ class ImmediateLane:
     def mark(self) -> Mark:
         return _Done()
 
-    def capture(self, work: Callable[[], None]) -> Graph:
+    def capture(self, work: Callable[[], None], pool: Any = None) -> Graph:
         for _ in range(WARM_UPS):
             work()
         return _Again(work)
@@ -108,6 +126,11 @@ def lane_on(device: torch.device) -> Lane:
     return CudaLane(device) if device.type == "cuda" else ImmediateLane()
 
 
+def memory_pool(device: torch.device) -> Any:
+    """Memory that graphs share which never run at once: together they take what the largest of them takes."""
+    return torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+
+
 def mark_here(device: torch.device) -> Mark:
     """The place where the caller's own work stands."""
     return torch.cuda.current_stream().record_event() if device.type == "cuda" else _Done()
@@ -122,6 +145,13 @@ def hand_over(tensor: Tensor) -> None:
 def pinned_zeros(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Host memory from which a copy to the device need not be waited for."""
     return torch.zeros(*shape, dtype=dtype, pin_memory=device.type == "cuda")
+
+
+def sent(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """A tensor of the CPU on the device, without waiting for what the device is still at."""
+    if torch.device(device).type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 @contextmanager

@@ -60,19 +60,26 @@ def torch_rng(seed: int, *address: Address) -> torch.Generator:
 
 
 @contextmanager
+def rng_kept(device: torch.device) -> Iterator[list[torch.Generator]]:
+    """Whatever is drawn from torch's own generators inside, outside nothing moves."""
+    generators = [torch.default_generator]
+    if device.type == "cuda":
+        generators.append(torch.cuda.default_generators[device.index or 0])
+    before = [generator.get_state() for generator in generators]
+    try:
+        yield generators
+    finally:
+        for generator, state in zip(generators, before, strict=True):
+            generator.set_state(state)
+
+
+@contextmanager
 def global_rng(device: torch.device, seed: int, *address: Address) -> Iterator[None]:
     """What draws from torch's own generators inside (dropout, initialisation) draws from this address; outside, nothing moves.
 
     By hand, because ``torch.manual_seed`` takes a millisecond: as long as a step of a small network.
     """
-    generators = [torch.default_generator]
-    if device.type == "cuda":
-        generators.append(torch.cuda.default_generators[device.index or 0])
-    before = [generator.get_state() for generator in generators]
-    for generator in generators:
-        generator.manual_seed(derive(seed, *address))
-    try:
+    with rng_kept(device) as generators:
+        for generator in generators:
+            generator.manual_seed(derive(seed, *address))
         yield
-    finally:
-        for generator, state in zip(generators, before, strict=True):
-            generator.set_state(state)

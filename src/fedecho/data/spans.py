@@ -6,7 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedecho.data.ragged import Ragged
+from fedecho.core.lanes import sent
+from fedecho.data.ragged import Ragged, To
+
+IGNORED = -100
+"""The target that torch's cross entropy leaves out."""
 
 
 @dataclass(frozen=True)
@@ -17,11 +21,14 @@ class SpanBatch:
     mask: Tensor
     row: Tensor
     column: Tensor
+    filling: Tensor | None = None
+    """True at places that stand there only to fill up."""
 
     @property
     def targets(self) -> Tensor:
-        """The tokens that follow those places."""
-        return self.ids[self.row, self.column + 1]
+        """The tokens that follow those places; ``IGNORED``, which a cross entropy leaves out, where there is only filling."""
+        following = self.ids[self.row, self.column + 1]
+        return following if self.filling is None else following.masked_fill(self.filling, IGNORED)
 
 
 @dataclass(frozen=True)
@@ -41,12 +48,18 @@ class Spans:
     def counts(self) -> Tensor:
         return self.end - self.first
 
-    def batch(self, rows: Tensor) -> SpanBatch:
+    def batch(self, rows: Tensor, tokens_to: To | None = None, places_to: To | None = None) -> SpanBatch:
+        """Some rows; where batches must have few shapes, with as many tokens and places as the rounding says."""
         rows = rows.cpu()
-        ids, mask = self.tokens.padded(rows, self.fill)
+        ids, mask = self.tokens.padded(rows, self.fill, to=tokens_to)
         counts = self.counts[rows]
         row = torch.arange(len(rows)).repeat_interleave(counts)
         before = (counts.cumsum(0) - counts).repeat_interleave(counts)
         column = torch.arange(len(row)) - before + self.first[rows].repeat_interleave(counts)
-        device = ids.device
-        return SpanBatch(ids, mask, row.to(device, non_blocking=True), column.to(device, non_blocking=True))
+        if places_to is None:
+            return SpanBatch(ids, mask, sent(row, ids.device), sent(column, ids.device))
+        places = torch.zeros(3, places_to.up(len(row)), dtype=torch.long)
+        places[:2, : len(row)] = torch.stack([row, column])
+        places[2, len(row) :] = 1
+        there = sent(places, ids.device)
+        return SpanBatch(ids, mask, there[0], there[1], there[2].bool())

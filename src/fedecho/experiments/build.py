@@ -101,9 +101,9 @@ def _on_gpu(experiment: Experiment, execution: Execution, say: Callable[[str], N
         )
     precision, device = execution.arithmetic, the_gpu()
     with gpu_settings(precision, device):
-        parts = GpuParts(experiment, precision, device)
-        if parts.eager:
-            say(f"training is not captured but eager: {parts.eager}")
+        parts = GpuParts(experiment, precision, device, say)
+        if parts.one_by_one:
+            say(f"clients train one after another, in captured steps: {parts.one_by_one}")
         runtimes = _runtimes(experiment)
         server = server_of(experiment, parts.network, student_of(experiment, parts.student))
         layout, wanted = parts.network.layout, _wanted(experiment, runtimes)

@@ -1,7 +1,7 @@
-"""An experiment put together on one GPU: captured training, inference and distillation, or plain eager where that cannot be."""
+"""An experiment put together on one GPU: several clients at once, captured whole, or else one at a time in captured steps."""
 
 import os
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -21,6 +21,7 @@ from fedecho.distill.student import Student
 from fedecho.distill.token_student import student_for
 from fedecho.experiments.execution import SLOTS
 from fedecho.experiments.experiment import Experiment
+from fedecho.learning.replayed import ReplayedSteps
 from fedecho.learning.trainer import Trainer
 from fedecho.models.fused import fused_inference
 from fedecho.models.row_norm import with_row_norm
@@ -35,18 +36,27 @@ CHUNK = 2000
 
 
 class GpuParts:
-    """What a simulation needs of the GPU. ``eager`` says why nothing was captured, or is empty.
+    """What a simulation needs of the GPU.
 
-    Where clients are only trained, and nothing ``serves``, there is no student and no evaluation.
+    ``one_by_one`` says why clients train one after another, in steps that are replayed, and the server's work is eager; or it is
+    empty. ``say`` is told if not even the steps can be captured. Where clients are only trained, and nothing ``serves``, there is
+    no student and no evaluation.
     """
 
-    def __init__(self, experiment: Experiment, precision: Precision, device: torch.device, serves: bool = True) -> None:
-        self.experiment, self.precision, self.device = experiment, precision, device
+    def __init__(
+        self,
+        experiment: Experiment,
+        precision: Precision,
+        device: torch.device,
+        say: Callable[[str], None] = lambda text: None,
+        serves: bool = True,
+    ) -> None:
+        self.experiment, self.precision, self.device, self.say = experiment, precision, device, say
         self.task: Task = _on(experiment.task, str(self.device), precision)
         module = self.task.network(derive(experiment.seed, "network"))
         self.network: BoundNetwork = Layout.of(module).bind(module, self.device)
-        self.eager = _why_not(self.task, experiment, module)
-        self._net = self._device_student() if serves and not self.eager else None
+        self.one_by_one = _why_not(self.task, experiment, module)
+        self._net = self._device_student() if serves and not self.one_by_one else None
         self._held = None if self._net is None else HeldModule(self._net).eval()
 
     def student(self) -> Student:
@@ -58,8 +68,9 @@ class GpuParts:
 
     def executor(self, num_slots: int, wanted: Set[int] | None) -> Executor:
         local, task = self.experiment.local_training, self.task
-        if self.eager or not isinstance(task, Capturable):
-            trainer = Trainer(task, local, self.network)
+        if self.one_by_one or not isinstance(task, Capturable):
+            steps = ReplayedSteps(task, local, self.network, self.precision.compiled, self.say)
+            trainer = Trainer(task, local, self.network, steps)
             return SerialExecutor(lambda job: trainer.train(job.dispatch, job.control))
         plan = Plan(
             task=task,
@@ -150,28 +161,49 @@ def _on(task: Task, device: str, precision: Precision) -> Task:
     if not hasattr(task, "on"):
         raise ValueError(f"{type(task).__name__} cannot be put on a GPU: it has no method on(device); use serial or pool")
     placed: Any = task.on(device)
-    ready: Task = placed.computing_in(precision.dtype) if hasattr(placed, "computing_in") else placed
+    if hasattr(placed, "computing_in"):
+        placed = placed.computing_in(precision.dtype)
+    ready: Task = placed.in_few_shapes() if hasattr(placed, "in_few_shapes") else placed
     return ready
 
 
 def _why_not(task: Task, experiment: Experiment, module: nn.Module) -> str:
-    """Why this task's training cannot be captured, or nothing."""
+    """Why a client's training cannot be captured whole, or nothing."""
     if not isinstance(task, Capturable):
         return f"{type(task).__name__} does not make its batches on the device (see fedecho.core.capture.Capturable)"
     if experiment.local.optimizer != "sgd":
-        return f"local.optimizer is {experiment.local.optimizer!r}, and only sgd is captured"
+        return f"local.optimizer is {experiment.local.optimizer!r}, and only sgd is captured whole"
     if any(isinstance(layer, nn.Dropout) and layer.p > 0 for layer in module.modules()):
         return "the network has dropout"
     return ""
 
 
+MPS, CONNECTIONS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_DEVICE_MAX_CONNECTIONS"
+
+
 def the_gpu() -> torch.device:
     # Read when CUDA starts: without more connections than 8, streams wait for each other; cuBLAS repeats its bytes only with this.
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    # Under MPS all processes share some hundred connections: three with 32 each leave none for a fourth.
+    os.environ.setdefault(CONNECTIONS, "4" if os.environ.get(MPS) else "32")
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if not torch.cuda.is_available():
         raise ValueError("training on cuda needs an NVIDIA GPU, and torch sees none here; use --executor serial or pool")
-    return torch.device("cuda", torch.cuda.current_device())
+    try:
+        device = torch.device("cuda", torch.cuda.current_device())
+        torch.zeros(1, device=device)  # here CUDA really starts
+    except RuntimeError as error:
+        raise ValueError(_refused(str(error))) from None
+    return device
+
+
+def _refused(error: str) -> str:
+    """Why CUDA did not start, in one line."""
+    if "busy or unavailable" not in error and "out of memory" not in error:
+        return f"the GPU cannot be used: {(error.strip().splitlines() or ['no reason given'])[0]}"
+    return (
+        "the GPU takes no further process: others hold it, exclusively or all of its memory, or have used up the connections "
+        f"that MPS shares out (lower {CONNECTIONS}, now {os.environ.get(CONNECTIONS)}, for all of them, or run fewer at once)"
+    )
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """One job: a client trains from the model it was sent. A pure function of (client, model, seed, control variate)."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,7 @@ from fedecho.core.rng import global_rng, torch_rng
 from fedecho.core.task import Task
 from fedecho.core.types import ClientUpdate, Dispatch
 from fedecho.learning.local import LocalTraining
+from fedecho.learning.steps import EagerSteps, Steps
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,8 @@ class Trainer:
     task: Task
     local: LocalTraining
     network: BoundNetwork
+    steps: Steps | None = None
+    """How its steps are made; None is eager."""
 
     def train(self, dispatch: Dispatch, control: Tensor | None = None) -> ClientUpdate:
         """Local training. ``control`` is the client's c_i; None is zero."""
@@ -29,10 +32,12 @@ class Trainer:
         num_examples = self.task.num_examples(dispatch.client)
         num_steps = self.local.num_steps(num_examples)
         shift = _shift(dispatch.model.correction, control)
-        step = self._sgd(base.params, shift) if self.local.optimizer == "sgd" else self._adamw(base.params, shift)
-        raw = torch.zeros_like(network.grads) if self._wants_raw_mean else None
+        steps = self.steps or EagerSteps(self.task, self.local, network)
+        steps.begin(base.params, shift, num_steps)
+        augment = torch_rng(dispatch.seed, "augment")
         with global_rng(base.params.device, dispatch.seed, "module"):
-            losses = self._steps(dispatch, num_examples, num_steps, step, raw)
+            for rows in self._batches(num_examples, num_steps, dispatch.seed):
+                steps.step(self.task.batch(dispatch.client, rows, augment))
         return ClientUpdate(
             client=dispatch.client,
             base_version=dispatch.model.version,
@@ -40,25 +45,9 @@ class Trainer:
             buffers=network.weights.buffers.clone(),
             num_examples=num_examples,
             num_steps=num_steps,
-            correction=self._correction(base.params, shift, control, raw, num_steps),
-            metrics={"train_loss": float(torch.stack(losses).mean())},
+            correction=self._correction(base.params, shift, control, steps.raw_mean(), num_steps),
+            metrics={"train_loss": steps.mean_loss()},
         )
-
-    def _steps(
-        self, dispatch: Dispatch, num_examples: int, num_steps: int, step: Callable[[], None], raw: Tensor | None
-    ) -> list[Tensor]:
-        """K steps; their losses. ``raw`` takes up the mean gradient."""
-        network, augment, losses = self.network, torch_rng(dispatch.seed, "augment"), []
-        network.grads.zero_()
-        for rows in self._batches(num_examples, num_steps, dispatch.seed):
-            loss = self.task.loss(network.module, self.task.batch(dispatch.client, rows, augment))
-            loss.backward()
-            if raw is not None:
-                raw.add_(network.grads, alpha=1 / num_steps)
-            step()
-            network.grads.zero_()
-            losses.append(loss.detach())
-        return losses
 
     def _batches(self, num_examples: int, num_steps: int, seed: int) -> Iterator[Tensor]:
         """Shuffled passes, partial last batches kept, cut after K steps."""
@@ -68,46 +57,6 @@ class Trainer:
             for rows in order.split(self.local.batch_size)[: num_steps - done]:
                 done += 1
                 yield rows
-
-    def _gradient(self, start: Tensor, shift: Tensor | None) -> Tensor:
-        """The raw gradient with the proximal term and the control variates' correction, in place."""
-        grads, params = self.network.grads, self.network.weights.params
-        if self.local.proximal:
-            grads.add_(params, alpha=self.local.proximal).sub_(start, alpha=self.local.proximal)
-        return grads if shift is None else grads.add_(shift)
-
-    def _sgd(self, start: Tensor, shift: Tensor | None) -> Callable[[], None]:
-        """y -= lr (g + wd y + prox (y - x_s) + c - c_i)."""
-        params, local = self.network.weights.params, self.local
-
-        def step() -> None:
-            grads = self._gradient(start, shift)
-            if local.weight_decay:
-                grads.add_(params, alpha=local.weight_decay)
-            params.sub_(grads, alpha=local.client_lr)
-
-        return step
-
-    def _adamw(self, start: Tensor, shift: Tensor | None) -> Callable[[], None]:
-        """AdamW with decoupled weight decay; moments start at zero with the job."""
-        params, local, count = self.network.weights.params, self.local, 0
-        first, second = torch.zeros_like(params), torch.zeros_like(params)
-
-        def step() -> None:
-            nonlocal count
-            count += 1
-            grads = self._gradient(start, shift)
-            params.mul_(1 - local.client_lr * local.weight_decay)
-            first.lerp_(grads, 1 - local.beta1)
-            second.mul_(local.beta2).addcmul_(grads, grads, value=1 - local.beta2)
-            scale = (second.sqrt() / (1 - local.beta2**count) ** 0.5).add_(local.eps)
-            params.addcdiv_(first, scale, value=-local.client_lr / (1 - local.beta1**count))
-
-        return step
-
-    @property
-    def _wants_raw_mean(self) -> bool:
-        return self.local.control_variates and self.local.optimizer == "adamw"
 
     def _correction(
         self, start: Tensor, shift: Tensor | None, control: Tensor | None, raw: Tensor | None, num_steps: int

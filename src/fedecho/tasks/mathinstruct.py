@@ -15,6 +15,7 @@ from fedecho.data.instructions import Worked, read_instructions
 from fedecho.data.lines import BadLine
 from fedecho.data.partition import DirichletPartitioner, Partitioner
 from fedecho.data.parts import Parts, as_parts
+from fedecho.data.ragged import To
 from fedecho.data.spans import SpanBatch, Spans
 from fedecho.models.pretrained import files_of, language_model, load_tokenizer, longest, model_folder, with_lora
 from fedecho.tasks.chat import PROMPT, Chat
@@ -29,6 +30,8 @@ FILES = {
     "gsm8k-test": ("gsm8k", "test.jsonl"),
 }
 LOSS_CHUNK = 16
+TOKENS_TO, PLACES_TO = 64, 512
+"""What a batch's tokens and predicted places are rounded up to where it must have few shapes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +63,7 @@ class MathInstructTask:
     seed: int | None = None
     device: str = field(default="cpu", repr=False, compare=False)
     compute: torch.dtype = field(default=torch.float32, repr=False, compare=False)
+    few_shapes: bool = field(default=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         at_least = {"num_clients": 1, "num_unlabeled": 0, "max_new_tokens": 1, "eval_batch": 1}
@@ -78,6 +82,10 @@ class MathInstructTask:
     def computing_in(self, dtype: torch.dtype) -> "MathInstructTask":
         return replace(self, compute=dtype)
 
+    def in_few_shapes(self) -> "MathInstructTask":
+        """The same task whose training batches are padded further than they must be, so that few shapes occur."""
+        return replace(self, few_shapes=True)
+
     def network(self, seed: int) -> nn.Module:
         return seeded(seed, self._network)
 
@@ -85,7 +93,10 @@ class MathInstructTask:
         return self._parts.size(client)
 
     def batch(self, client: int, rows: Tensor, generator: torch.Generator) -> SpanBatch:
-        return self._train_spans.batch(torch.from_numpy(self._parts[client])[rows])
+        mine = torch.from_numpy(self._parts[client])[rows]
+        if not self.few_shapes:
+            return self._train_spans.batch(mine)
+        return self._train_spans.batch(mine, To(TOKENS_TO, most=self._room, spare=1), To(PLACES_TO))
 
     def loss(self, module: nn.Module, batch: SpanBatch) -> Tensor:
         return cross_entropy(self._logits(module, batch), batch.targets)
@@ -159,7 +170,7 @@ class MathInstructTask:
         return [text for text, holds in told.items() if text and holds]
 
     def _network(self) -> nn.Module:
-        model = language_model(self._folder)
+        model = self._pretrained()
         if self.lora_rank is None:
             return model
         adapted = with_lora(model, self.lora_rank, self.lora_alpha or 2.0 * self.lora_rank, self.lora_targets)
@@ -167,6 +178,9 @@ class MathInstructTask:
             for param in adapted.parameters():  # what never changes need not be cast at every step
                 param.data = param.data if param.requires_grad else param.data.to(self.compute)
         return adapted
+
+    def _pretrained(self) -> nn.Module:
+        return language_model(self._folder)
 
     def _hidden(self, module: nn.Module, batch: SpanBatch) -> Tensor:
         """[places, width]: only where a prediction counts, so that the head never sees a question or padding in vain."""
@@ -197,6 +211,10 @@ class MathInstructTask:
     @cached_property
     def _chat(self) -> Chat:
         return Chat(load_tokenizer(self._folder, self.pad_token), self.prompt)
+
+    @cached_property
+    def _room(self) -> int:
+        return room_for(self.max_length, longest(self._folder, self._chat.tokenizer))
 
     @cached_property
     def _split(self) -> tuple[list[Worked], list[Worked]]:
@@ -241,7 +259,7 @@ class MathInstructTask:
 
     def _spans(self, texts: Sequence[Worked], part: str) -> Spans:
         """Place p predicts token p + 1: an answer from token s to e is predicted at s - 1 to e - 1; a query at all its places."""
-        chat, room = self._chat, room_for(self.max_length, longest(self._folder, self._chat.tokenizer))
+        chat, room = self._chat, self._room
         pieces = [chat.answered(text.question, text.answer) for text in texts]
         questions, answers = chat.tokens([asked for asked, _ in pieces]), chat.tokens([said for _, said in pieces])
         rows, first, end = [], [], []

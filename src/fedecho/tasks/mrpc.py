@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from fedecho.core.lanes import sent
 from fedecho.core.rng import numpy_rng
 from fedecho.data.lines import BadLine
 from fedecho.data.pairs import Pair, read_pairs
 from fedecho.data.partition import DirichletPartitioner, Partitioner
 from fedecho.data.parts import Parts, as_parts
-from fedecho.data.ragged import Ragged
+from fedecho.data.ragged import Ragged, To
 from fedecho.models.pretrained import TYPES, classifier, files_of, load_tokenizer, longest, model_folder, wants_types
 from fedecho.tasks.classification import seeded
 from fedecho.tasks.text import computing, file_of, model_place, refuse_longer, room_for, stand_in
@@ -23,6 +24,8 @@ from fedecho.tasks.text import computing, file_of, model_place, refuse_longer, r
 PAPER_MODEL = "google-bert/bert-base-uncased"
 FILES = {f"mrpc-{part}": ("mrpc", f"{part}.tsv") for part in ("train", "dev", "test")}
 EVAL_CHUNK = 128
+TOKENS_TO = 16
+"""What a batch's tokens are rounded up to where it must have few shapes."""
 
 Inputs = dict[str, Tensor]
 
@@ -48,6 +51,7 @@ class MrpcTask:
     seed: int | None = None
     device: str = field(default="cpu", repr=False, compare=False)
     compute: torch.dtype = field(default=torch.float32, repr=False, compare=False)
+    few_shapes: bool = field(default=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.num_clients < 1:
@@ -64,6 +68,10 @@ class MrpcTask:
     def computing_in(self, dtype: torch.dtype) -> "MrpcTask":
         return replace(self, compute=dtype)
 
+    def in_few_shapes(self) -> "MrpcTask":
+        """The same task whose training batches are padded further than they must be, so that few shapes occur."""
+        return replace(self, few_shapes=True)
+
     @property
     def num_unlabeled(self) -> int:
         return len(self._unlabeled_pairs) if self.unlabeled_size == "all" else self.unlabeled_size
@@ -76,7 +84,8 @@ class MrpcTask:
 
     def batch(self, client: int, rows: Tensor, generator: torch.Generator) -> tuple[Inputs, Tensor]:
         mine = torch.from_numpy(self._parts[client])[rows]
-        return self._train_tokens.padded(mine), self._labels[mine.to(self.device)]
+        to = To(TOKENS_TO, most=self._room, spare=1) if self.few_shapes else None
+        return self._train_tokens.padded(mine, to), self._labels[sent(mine, self.device)]
 
     def loss(self, module: nn.Module, batch: tuple[Inputs, Tensor]) -> Tensor:
         inputs, labels = batch
@@ -132,6 +141,10 @@ class MrpcTask:
         return load_tokenizer(self._folder, self.pad_token)
 
     @cached_property
+    def _room(self) -> int:
+        return room_for(self.max_length, longest(self._folder, self._tokenizer))
+
+    @cached_property
     def _train_pairs(self) -> list[Pair]:
         return read_pairs(file_of(self.train, FILES, self.data_dir), labelled=True)
 
@@ -178,7 +191,7 @@ class MrpcTask:
         return [(tokens.padded(rows), labels[rows].to(self.device)) for rows in order.split(EVAL_CHUNK)]
 
     def _tokens(self, pairs: Sequence[Pair]) -> "Tokens":
-        room = room_for(self.max_length, longest(self._folder, self._tokenizer))
+        room = self._room
         cut = {} if self.max_length is None else {"truncation": True, "max_length": room}
         found = self._tokenizer([pair.first for pair in pairs], [pair.second for pair in pairs], verbose=False, **cut)
         refuse_longer([len(ids) for ids in found["input_ids"]], pairs, room)
@@ -198,10 +211,10 @@ class Tokens:
     types: Ragged | None
     fill: int
 
-    def padded(self, rows: Tensor) -> Inputs:
-        ids, mask = self.ids.padded(rows, self.fill)
+    def padded(self, rows: Tensor, to: To | None = None) -> Inputs:
+        ids, mask = self.ids.padded(rows, self.fill, to=to)
         inputs = {"input_ids": ids, "attention_mask": mask}
-        return inputs if self.types is None else inputs | {TYPES: self.types.padded(rows, 0)[0]}
+        return inputs if self.types is None else inputs | {TYPES: self.types.padded(rows, 0, to=to)[0]}
 
 
 def num_classes(pairs: Sequence[Pair]) -> int:
