@@ -25,7 +25,8 @@ from fedecho.core.layout import Layout
 from fedecho.core.types import Dispatch, GlobalModel
 from fedecho.data.ragged import Ragged
 from fedecho.data.spans import Spans
-from fedecho.experiments.gpu import DTYPES, gpu_settings, the_gpu
+from fedecho.experiments.execution import DTYPES
+from fedecho.experiments.gpu import gpu_settings, the_gpu
 from fedecho.learning import LocalTraining, Trainer
 from fedecho.learning.replayed import ReplayedSteps
 from fedecho.models.pretrained import library
