@@ -24,6 +24,7 @@ from fedecho.core.capture import Precision
 from fedecho.core.lanes import mark_here
 from fedecho.core.types import Dispatch, GlobalModel
 from fedecho.data.images import Images
+from fedecho.data.parts import Parts, as_parts
 from fedecho.distill.distiller import Adam
 from fedecho.experiments.gpu import GpuParts, gpu_settings, the_gpu
 from fedecho.learning.trainer import Trainer
@@ -52,8 +53,8 @@ class NoiseTask(CifarTask):
         return noise(CLIENT_IMAGES * NUM_CLIENTS), noise(10)
 
     @cached_property
-    def _parts(self) -> list[Tensor]:
-        return list(torch.arange(CLIENT_IMAGES * NUM_CLIENTS).split(CLIENT_IMAGES))
+    def _parts(self) -> Parts:
+        return as_parts(np.arange(CLIENT_IMAGES * NUM_CLIENTS).reshape(NUM_CLIENTS, CLIENT_IMAGES))
 
     @cached_property
     def _unlabeled_set(self) -> tuple[Tensor, str]:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from fedecho.core.capture import Precision
 from fedecho.core.layout import Layout
 from fedecho.core.types import Dispatch, GlobalModel
+from fedecho.data.parts import Parts, as_parts
 from fedecho.data.ragged import Ragged
 from fedecho.data.spans import Spans
 from fedecho.experiments.execution import DTYPES
@@ -54,8 +55,8 @@ class OneClient:
         return task.batch(client, rows - rows % 8 + torch.arange(len(rows)) % 8, generator)
 
     @cached_property
-    def _parts(self) -> list[Tensor]:
-        return [torch.arange(NUM_ROWS)]
+    def _parts(self) -> Parts:
+        return as_parts([np.arange(NUM_ROWS)])
 
 
 @dataclass(frozen=True, kw_only=True)
