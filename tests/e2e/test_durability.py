@@ -25,6 +25,7 @@ from fedecho.core import checkpoint
 from fedecho.core.checkpoint import CheckpointError, load_checkpoint
 from fedecho.core.disk import DiskFullError, disk_full_at
 from fedecho.core.drive import Moment
+from fedecho.experiments import ending
 from fedecho.experiments import run as running
 from fedecho.experiments.described import described
 from fedecho.experiments.folder import LOCK, owned
@@ -58,13 +59,14 @@ def files_of_at_most(num_bytes: int) -> Iterator[None]:
 
 def full_from(monkeypatch: pytest.MonkeyPatch, name: str, num_bytes: int = 100) -> None:
     """The disk fills up right before the run writes that."""
-    before: Callable[..., Any] = getattr(running, name)
+    module = running if hasattr(running, name) else ending
+    before: Callable[..., Any] = getattr(module, name)
 
     def full(*arguments: Any) -> Any:
         with files_of_at_most(num_bytes):
             return before(*arguments)
 
-    monkeypatch.setattr(running, name, full)
+    monkeypatch.setattr(module, name, full)
 
 
 def after_a_full_disk(folder: Path, whole: str, *names: str) -> None:

@@ -172,7 +172,7 @@ WORDS = st.lists(st.sampled_from(OPTIONS) | VALUES, max_size=6)
 def test_any_words(tmp_path: Path, command: str, words: list[str]) -> None:
     (tmp_path / "file").write_bytes(b"\x00\xff")
     (tmp_path / "folder").mkdir(exist_ok=True)
-    check(fedecho(*command.split(), *words))
+    check(fedecho(*command.split(), *(word.replace("\0", "") for word in words)))  # no kernel passes a NUL on
 
 
 @pytest.fixture(scope="module")

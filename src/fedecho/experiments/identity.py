@@ -39,7 +39,8 @@ def check_same(folder: Path, experiment: Experiment) -> None:
     found = differences(ours, theirs)
     if found:
         raise ConfigError(f"{folder} holds a run of another configuration: {'; '.join(found[:3])}")
-    _check_model(folder, header.get("notes", {}).get(MODEL_FILES), experiment.task)
+    notes = header.get("notes")
+    _check_model(folder, notes.get(MODEL_FILES) if isinstance(notes, dict) else None, experiment.task)
     _check_trace(folder, experiment, header)
 
 
