@@ -39,8 +39,7 @@ def check_same(folder: Path, experiment: Experiment) -> None:
     found = differences(ours, theirs)
     if found:
         raise ConfigError(f"{folder} holds a run of another configuration: {'; '.join(found[:3])}")
-    notes = header.get("notes")
-    _check_model(folder, notes.get(MODEL_FILES) if isinstance(notes, dict) else None, experiment.task)
+    _check_model(folder, (header.get("notes") or {}).get(MODEL_FILES), experiment.task)
     _check_trace(folder, experiment, header)
 
 

@@ -27,6 +27,18 @@ OF_CLASS = "accuracy_class_"
 """How the names of a task's scores for single classes begin."""
 
 Line = dict[str, Any]
+NONE = type(None)
+HEADER = {
+    "config": (dict, NONE),
+    "execution": (dict,),
+    "name": (str,),
+    "num_versions": (int,),
+    "seed": (int,),
+    "notes": (dict, NONE),
+    "parts": (dict, NONE),
+    "trace_sha256": (str, NONE),
+}
+"""What a header's fields may be; those of records of before may be absent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,13 +202,7 @@ def read_header(folder: Path) -> Line:
         header = next(read_record(folder), {})
     except ValueError:
         header = {}
-    kinds = {name: type(header.get(name)) for name in ("config", "execution", "name", "num_versions", "seed")}
-    told = kinds.pop("config") in (dict, type(None)) and kinds == {
-        "execution": dict,
-        "name": str,
-        "num_versions": int,
-        "seed": int,
-    }
+    told = all(type(header.get(name)) in kinds for name, kinds in HEADER.items())
     if header.get("event") != "header" or "config" not in header or not told:
         raise ValueError(f"{path} does not begin with a run's header; it is damaged or of another program")
     return header
