@@ -1,11 +1,12 @@
 """Stand-ins for packages that a peer imports at its top and that this job never calls (plots, trackers, accountants).
 
-On a machine without a network a peer then still imports. Whoever calls anything of a stand-in is told so, loudly.
+A peer then still imports on a machine without a network, or where such a package was built for another torch. Whoever calls
+anything of a stand-in is told so, loudly.
 """
 
+import importlib
 import importlib.abc
 import importlib.machinery
-import importlib.util
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -42,7 +43,17 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def stand_in_for(*names: str) -> list[str]:
-    """Stand in for those of ``names`` that are not installed; which they are."""
-    absent = [name for name in names if importlib.util.find_spec(name) is None]
-    sys.meta_path.append(_Finder(frozenset(absent)))
+    """Stand in for those of ``names`` that cannot be imported; which they are."""
+    absent = [name for name in names if not _imports(name)]
+    sys.meta_path.insert(0, _Finder(frozenset(absent)))
     return absent
+
+
+def _imports(name: str) -> bool:
+    try:
+        importlib.import_module(name)
+    except Exception:  # one that is broken raises anything
+        for loaded in [module for module in sys.modules if module.partition(".")[0] == name]:
+            del sys.modules[loaded]
+        return False
+    return True

@@ -4,6 +4,7 @@ Needs torch and numpy alone (and our ResNet, one file of plain torch), so that i
 """
 
 import json
+import os
 import sys
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import max_pool2d, relu
+from torch.nn.functional import cross_entropy, max_pool2d, relu
 
 from benchmarks.peers.tally import step
 from fedecho.models.resnet import ResNet
@@ -28,7 +29,8 @@ class Job:
     batch_size: int = 32
     num_local_steps: int = 10
     num_updates: int = 200
-    buffer_size: int = 5
+    buffer_size: int = 10
+    """As many as are at work at once: those who only know rounds then make the same number of server steps."""
     concurrency: int = 10
     client_lr: float = 0.01
     device: str = "cpu"
@@ -48,12 +50,20 @@ class Job:
         return json.dumps(asdict(self))
 
 
+TOLD = "PEERS_JOB"
 JOBS = {
     "cnn": Job(),
-    "resnet18": Job(network="resnet18", num_clients=10, num_examples=64, batch_size=16, num_local_steps=4, num_updates=20),
+    "resnet18": Job(network="resnet18", num_examples=64, batch_size=16, num_local_steps=4, num_updates=20),
     "overhead": Job(num_examples=2, batch_size=2, num_local_steps=1, num_updates=500),
     "gpu": Job(
-        network="resnet18", num_clients=50, num_examples=1000, batch_size=50, num_local_steps=40, num_updates=50, device="cuda"
+        network="resnet18",
+        num_clients=50,
+        num_examples=1000,
+        batch_size=50,
+        num_local_steps=40,
+        num_updates=50,
+        buffer_size=5,
+        device="cuda",
     ),
 }
 
@@ -61,7 +71,14 @@ JOBS = {
 def told() -> Job:
     """The job of the command line: its name, or all of it as JSON."""
     text = sys.argv[1] if len(sys.argv) > 1 else "cnn"
-    return JOBS[text] if text in JOBS else Job(**json.loads(text))
+    job = JOBS[text] if text in JOBS else Job(**json.loads(text))
+    os.environ[TOLD] = job.to_json()
+    return job
+
+
+def inherited() -> Job:
+    """The job of the runner that started this process."""
+    return Job(**json.loads(os.environ[TOLD]))
 
 
 class LeNet(nn.Module):
@@ -117,6 +134,18 @@ def batch(job: Job, data: tuple[Tensor, Tensor], number: int) -> tuple[Tensor, T
     per_pass = -(-job.num_examples // job.batch_size)
     first = number % per_pass * job.batch_size
     return data[0][first : first + job.batch_size], data[1][first : first + job.batch_size]
+
+
+def train_locally(job: Job, module: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+    """A client's SGD steps, for those who leave them to their user."""
+    module.train()
+    optimizer = torch.optim.SGD(module.parameters(), lr=job.client_lr)
+    for local in range(job.num_local_steps):
+        images, labels = batch(job, data, local)
+        loss = cross_entropy(module(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
 
 
 def settle(job: Job) -> None:

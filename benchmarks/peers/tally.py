@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 
 FOLDER, WARM = "PEERS_TALLY", "PEERS_WARM"
-COUNT, FIRST, WARMED = range(3)
+COUNT, FIRST, WARMED, FIRST_CPU, LAST_CPU = range(5)
 _pages: dict[int, np.memmap] = {}
 
 
 def _page() -> np.memmap:
     path = Path(os.environ[FOLDER]) / f"{os.getpid()}.tally"
-    return np.memmap(path, np.float64, "w+", shape=(3,))
+    return np.memmap(path, np.float64, "w+", shape=(5,))
 
 
 def step() -> None:
@@ -31,10 +31,11 @@ def step() -> None:
         if FOLDER not in os.environ:
             return
         page = _pages[pid] = _page()  # a forked child finds its parent's page under another number
-        page[FIRST] = time.time()
+        page[FIRST], page[FIRST_CPU] = time.time(), time.process_time()
     if page[COUNT] == int(os.environ.get(WARM, "-1")):
         page[WARMED] = time.time()
     page[COUNT] += 1
+    page[LAST_CPU] = time.process_time()
 
 
 @dataclass(frozen=True)
@@ -44,17 +45,20 @@ class Steps:
     count: int
     first: float
     warmed: float
+    cpu_s: float
+    """Seconds of processor time between the first and the last step of each process, together."""
 
 
 def steps_in(folder: Path) -> Steps:
     pages = [np.fromfile(path, np.float64) for path in sorted(folder.glob("*.tally"))]
     pages = [page for page in pages if page[COUNT] > 0]
     if not pages:
-        return Steps(0, 0.0, 0.0)
+        return Steps(0, 0.0, 0.0, 0.0)
     return Steps(
         int(sum(page[COUNT] for page in pages)),
         float(min(page[FIRST] for page in pages)),
         float(max(page[WARMED] for page in pages)),
+        float(sum(page[LAST_CPU] - page[FIRST_CPU] for page in pages)),
     )
 
 

@@ -78,7 +78,6 @@ def main(job: Job) -> None:
 
 
 if __name__ == "__main__":
-    os.environ["PEERS_JOB"] = JOB.to_json()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         sys.path.insert(0, folder)
