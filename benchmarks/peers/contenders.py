@@ -62,7 +62,7 @@ CONTENDERS = [
     Contender(name="pfl, 2 processes", runner="with_pfl", peer="pfl", workers=2),
     Contender(name="FLGo", runner="with_flgo", peer="flgo"),
     Contender(name="APPFL", runner="with_appfl", peer="appfl"),
-    Contender(name="APPFL, default memory setting", runner="with_appfl", peer="appfl", options="default", times=0.2),
+    Contender(name="APPFL, default memory setting", runner="with_appfl", peer="appfl", options="default", times=0.1),
     Contender(name="Flower, 2 workers", runner="with_flower", peer="flower", workers=2),
     Contender(name="NVFlare, 10 processes", runner="with_nvflare", peer="nvflare", workers=10, times=0.5),
 ]

@@ -34,7 +34,10 @@ HEAD = f"| | {' | '.join(COLUMNS)} |\n|{'---|' * (1 + len(COLUMNS))}"
 
 def cpu_table(name: str, race: dict[str, Any]) -> str:
     machine = f"{race['cores']} cores of {race['cpu']}, Python {race['python']}, torch {race['torch']}, {race['date']}"
-    load = f"load before it began {race['load_before']}, median of {len(race['turns'])} turns"
+    turns = len(race["turns"])
+    load = f"load before it began {race['load_before']}, {f'medians of {turns} turns' if turns > 1 else 'one turn'}"
+    if race["load_before"] > race["cores"]:
+        load += ". **The machine was busy with other work, so the times are provisional**"
     rows = [_row(one) for one in standings(race)]
     return "\n".join([f"**{TITLES[name]}.** {race['job']['num_updates']} updates; {machine}; {load}.", "", HEAD, *rows])
 
