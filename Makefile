@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 COVERED := src/fedecho/core/*,src/fedecho/algorithms/*,src/fedecho/distill/*,src/fedecho/simulation/*,src/fedecho/flower/*
 
-.PHONY: demo test network lint install format docs bench durability audit lock clean
+.PHONY: demo test network lint install format docs bench peers durability audit lock clean
 
 demo: $(STAMP)  ## FedBuff, FADAS and FedEcho on the embedded digits, three seeds, then a table
 	$(BIN)/fedecho compare digits --algorithms fedbuff,fadas,fedecho --seeds 0,1,2 --out runs/demo
@@ -36,6 +36,11 @@ bench: $(STAMP)  ## the simulator beside a bare training loop, a job by executor
 	$(BIN)/python -m benchmarks.logging_cost
 	$(BIN)/python -m benchmarks.report_time
 	$(BIN)/python -m benchmarks.flower_roundtrip
+
+peers: $(STAMP)  ## the same job on five other simulators, each in an environment of its own: an hour, and a network to install them
+	$(BIN)/python -m benchmarks.peers.install
+	$(BIN)/python -m benchmarks.peers.race
+	$(BIN)/python -m benchmarks.peers.table
 
 durability: $(STAMP)  ## 200 runs killed, 50 full disks, 100,000 mutated updates, an hour of traffic: some ten minutes
 	$(BIN)/python -m benchmarks.crash --num 200 --disk-full 50

@@ -1,0 +1,129 @@
+"""The race as tables and a picture: into docs/peers.md, between its marks, and docs/pictures/peers.svg.
+
+python -m benchmarks.peers.table [--cpu results/peers/cpu.json] [--gpu results/peers/gpu.json]
+"""
+
+import argparse
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.figures import Standing, standings
+from benchmarks.peers.install import ROOT
+from benchmarks.peers.race import CPU_JOBS, RESULTS
+
+PAGE, PICTURE = ROOT / "docs" / "peers.md", ROOT / "docs" / "pictures" / "peers.svg"
+TITLES = {
+    "cnn": "Training-bound: LeNet-5 (61,706 parameters), batch 32, 10 local steps",
+    "resnet18": "Training-bound: ResNet-18, batch 16, 4 local steps",
+    "overhead": "Overhead-bound: LeNet-5, one local step on 2 examples",
+}
+COLUMNS = [
+    "over the bare loop, per step used",
+    "per step made",
+    "CPU time per step made",
+    "ms per update beyond the bare loop",
+    "start, s",
+    "updates/s",
+    "made for nothing",
+    "peak, MB",
+]
+HEAD = f"| | {' | '.join(COLUMNS)} |\n|{'---|' * (1 + len(COLUMNS))}"
+
+
+def cpu_table(name: str, race: dict[str, Any]) -> str:
+    machine = f"{race['cores']} cores of {race['cpu']}, Python {race['python']}, torch {race['torch']}, {race['date']}"
+    turns = len(race["turns"])
+    load = f"load before it began {race['load_before']}, {f'medians of {turns} turns' if turns > 1 else 'one turn'}"
+    if race["load_before"] > race["cores"]:
+        load += ". **The machine was busy with other work, so the times are provisional**"
+    rows = [_row(one) for one in standings(race)]
+    return "\n".join([f"**{TITLES[name]}.** {race['job']['num_updates']} updates; {machine}; {load}.", "", HEAD, *rows])
+
+
+def _row(one: Standing) -> str:
+    title = f"{one.name}{f' ({one.versions})' if one.versions else ''}"
+    if one.error:
+        return f"| {title} | no figure: {one.error} | | | | | | | |"
+    ratios = f"{one.per_used_step:.2f} | {one.per_made_step:.2f} | {one.cpu:.2f} | {one.beyond_ms:.2f}"
+    return f"| {title} | {ratios} | {one.start_s:.1f} | {one.updates_per_s:.1f} | {one.wasted:.0%} | {one.peak_mb:,.0f} |"
+
+
+def gpu_table(told: dict[str, Any]) -> str:
+    rows = [
+        f"| {one['name']} | {one['images_per_s']:,.0f} |"
+        if "images_per_s" in one
+        else f"| {one['name']} | no figure: {one['error']} |"
+        for one in told["results"]
+    ]
+    return "\n".join([f"{told['machine']}, torch {told['torch']}.", "", "| | images/s |\n|---|---|", *rows])
+
+
+def put(page: str, mark: str, text: str) -> str:
+    """The page with ``text`` between ``<!-- mark -->`` and ``<!-- /mark -->``."""
+    pattern = rf"(<!-- {mark} -->\n).*?(<!-- /{mark} -->)"
+    if not re.search(pattern, page, flags=re.DOTALL):
+        raise ValueError(f"{PAGE} has no place marked {mark}")
+    return re.sub(pattern, lambda found: f"{found[1]}\n{text}\n\n{found[2]}", page, flags=re.DOTALL)
+
+
+def draw(races: dict[str, Any]) -> None:
+    """A panel for each job: time for each used step over the bare loop, or milliseconds per update."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    names = [name for name in CPU_JOBS if name in races]
+    style = {
+        "font.size": 8,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "svg.hashsalt": "peers",
+        "svg.fonttype": "none",
+    }
+    with rc_context(style):
+        drawing = Figure(figsize=(8.4, 2.9 * len(names)), layout="constrained")
+        for place, name in enumerate(names):
+            axes = drawing.add_subplot(len(names), 1, place + 1)
+            _panel(axes, name, [one for one in standings(races[name]) if not one.error][::-1])
+        PICTURE.parent.mkdir(exist_ok=True)
+        drawing.savefig(PICTURE, metadata={"Date": None})
+
+
+def _panel(axes: Any, name: str, shown: list[Standing]) -> None:
+    overhead = name == "overhead"
+    if overhead:
+        shown = [one for one in shown if not one.name.startswith("bare")]
+    values = [max(one.beyond_ms, 0.0) if overhead else one.per_used_step for one in shown]
+    colours = ["#3949ab" if one.name.startswith("ours") else "#9e9e9e" if "bare" in one.name else "#ffb74d" for one in shown]
+    bars = axes.barh([one.name for one in shown], values, color=colours)
+    axes.bar_label(bars, [f"{value:.2f}" for value in values], padding=3)
+    axes.set_title(TITLES[name], loc="left", fontsize=8)
+    if max(values) > 20 * min(value for value in values if value > 0):
+        axes.set_xscale("log")
+    axes.set_xlabel(
+        "milliseconds per update beyond the bare loop" if overhead else "time for each step used, over the bare loop's"
+    )
+    if not overhead:
+        axes.axvline(1.0, color="#616161", linewidth=0.8, linestyle=":")
+    axes.margins(x=0.12)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cpu", type=Path, default=RESULTS)
+    parser.add_argument("--gpu", type=Path, default=RESULTS.with_name("gpu.json"))
+    options = parser.parse_args()
+    page = PAGE.read_text()
+    if options.cpu.exists():
+        races = json.loads(options.cpu.read_text())["jobs"]
+        tables = [cpu_table(name, races[name]) for name in CPU_JOBS if name in races]
+        page = put(page, "cpu", "\n\n".join(tables))
+        draw(races)
+    if options.gpu.exists():
+        page = put(page, "gpu", gpu_table(json.loads(options.gpu.read_text())))
+    PAGE.write_text(page)
+
+
+if __name__ == "__main__":
+    main()
