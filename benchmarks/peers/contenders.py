@@ -28,6 +28,9 @@ class Contender:
     times: float = 1.0
     """How many times as many updates: fewer for the slowest, more for one that is over before it can be measured."""
 
+    slow: bool = False
+    """Runs in the first turn and the watched one only."""
+
     @property
     def compiles(self) -> bool:
         return "compiled" in self.options
@@ -62,9 +65,9 @@ CONTENDERS = [
     Contender(name="pfl, 2 processes", runner="with_pfl", peer="pfl", workers=2),
     Contender(name="FLGo", runner="with_flgo", peer="flgo"),
     Contender(name="APPFL", runner="with_appfl", peer="appfl"),
-    Contender(name="APPFL, default memory setting", runner="with_appfl", peer="appfl", options="default", times=0.1),
+    Contender(name="APPFL, default memory setting", runner="with_appfl", peer="appfl", options="default", times=0.1, slow=True),
     Contender(name="Flower, 2 workers", runner="with_flower", peer="flower", workers=2),
-    Contender(name="NVFlare, 10 processes", runner="with_nvflare", peer="nvflare", workers=10, times=0.5),
+    Contender(name="NVFlare, 10 processes", runner="with_nvflare", peer="nvflare", workers=10, times=0.5, slow=True),
 ]
 
 
