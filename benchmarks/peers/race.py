@@ -1,12 +1,12 @@
 """The race on a CPU: the same job on this library, on the peers and in a bare loop, one after another.
 
     python -m benchmarks.peers.install
-    python -m benchmarks.peers.race [cnn resnet18 overhead] [--repeats 3] [--out results/peers/cpu.json]
+    python -m benchmarks.peers.race [cnn resnet18 overhead] [--repeats 5] [--out results/peers/cpu.json]
     python -m benchmarks.peers.table
 
 Contenders take turns, and each turn's bare loop is the floor of that turn, so that a machine that grows busy hurts all alike.
-The slowest two run in the first turn alone. Memory is watched in a last turn whose times are not used. What fails or takes too long
-is said so, and the others go on.
+The slowest two run in the first turn alone. Memory is watched in a last turn whose times are not used. What fails or takes too
+long is said so, and the others go on.
 """
 
 import argparse
@@ -62,7 +62,7 @@ def machine() -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("jobs", nargs="*", help=f"all by default: {', '.join(CPU_JOBS)}")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--limit", type=float, default=600.0, help="seconds for one run")
     parser.add_argument("--only", nargs="*", help="runners, the bare loop always among them")
     parser.add_argument("--out", type=Path, default=RESULTS)

@@ -32,6 +32,8 @@ def test_a_contender_is_compared_with_the_bare_loop_of_its_own_turn() -> None:
     assert eager.per_used_step == pytest.approx(2 / 0.8)
     assert eager.per_made_step == pytest.approx(2 / 1.6)
     assert eager.beyond_ms == pytest.approx(1e3 * (4.0 / 40 - 2.0 / 50))  # the turn of the median
+    assert eager.fastest == pytest.approx(2 / 0.8)
+    assert eager.fastest_beyond_ms == pytest.approx(1e3 * (2.0 / 40 - 1.0 / 50))
     assert (eager.wasted, eager.start_s, eager.peak_mb) == (0.5, 3.0, 3.0)
 
 
