@@ -4,9 +4,9 @@
     python -m benchmarks.peers.race [cnn resnet18 overhead] [--repeats 5] [--out results/peers/cpu.json]
     python -m benchmarks.peers.table
 
-Contenders take turns, and each turn's bare loop is the floor of that turn, so that a machine that grows busy hurts all alike.
-The slowest two run in the first turn alone. Memory is watched in a last turn whose times are not used. What fails or takes too
-long is said so, and the others go on.
+Contenders take turns, each turn beginning with another one, and each turn's bare loop is the floor of that turn, so that a machine
+that grows busy hurts all alike. The slowest two run in the first turn alone. Memory is watched in a last turn whose times are not
+used. What fails or takes too long is said so, and the others go on; the file is written after every turn.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import json
 import os
 import platform
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,13 +29,14 @@ CPU_JOBS = ("cnn", "resnet18", "overhead")
 RESULTS = ROOT / "results" / "peers" / "cpu.json"
 
 
-def race(name: str, contenders: list[Contender], repeats: int, limit_s: float) -> dict[str, Any]:
-    """All turns of one job."""
+def race(name: str, contenders: list[Contender], repeats: int, limit_s: float) -> Iterator[dict[str, Any]]:
+    """One job; what there is of it after each turn. The first of a turn is another one each time: what ran before may matter."""
     turns: list[list[dict[str, Any]]] = []
     gone: set[str] = set()
     for turn in range(repeats + 1):
         turns.append([])
-        for contender in contenders:
+        first = turn % len(contenders)
+        for contender in contenders[first:] + contenders[:first]:
             if contender.name in gone or (contender.slow and 0 < turn < repeats):
                 continue
             result = run(contender, JOBS[name], limit_s, watched=turn == repeats)
@@ -42,7 +44,7 @@ def race(name: str, contenders: list[Contender], repeats: int, limit_s: float) -
             if "error" in result:
                 gone.add(contender.name)
             print(f"{name}, turn {turn + 1} of {repeats + 1}: {contender.name:<32} {told(result)}", flush=True)
-    return {"job": asdict(JOBS[name]), "turns": turns[:repeats], "watched": turns[repeats]}
+        yield {"job": asdict(JOBS[name]), "turns": turns[:repeats], "watched": turns[-1] if turn == repeats else []}
 
 
 def told(result: dict[str, Any]) -> str:
@@ -74,11 +76,11 @@ def main() -> None:
     found = json.loads(options.out.read_text()) if options.out.exists() else {"jobs": {}}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     for name in options.jobs or CPU_JOBS:
-        began = os.getloadavg()[0]
-        result = race(name, chosen, options.repeats, options.limit)
-        date = time.strftime("%Y-%m-%d")
-        found["jobs"][name] = {"date": date, "torch": torch.__version__, **machine(), "load_before": round(began, 1), **result}
-        options.out.write_text(json.dumps(found, indent=1) + "\n")
+        known = {"date": time.strftime("%Y-%m-%d"), "torch": torch.__version__, **machine()}
+        known["load_before"] = round(os.getloadavg()[0], 1)
+        for result in race(name, chosen, options.repeats, options.limit):
+            found["jobs"][name] = known | result
+            options.out.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":
