@@ -2,7 +2,8 @@
 
     python -m benchmarks.peers.bare JOB
 
-``workers`` processes share the updates. ``options``: "bf16" computes in bf16, channels-last; "compiled" compiles the module.
+``workers`` processes share the updates. ``options``: "bf16" computes in bf16, channels-last; "compiled" compiles the module, and
+"heap" keeps freed memory, as ours does.
 """
 
 from contextlib import nullcontext
@@ -14,10 +15,13 @@ from torch.nn.functional import cross_entropy
 
 from benchmarks.peers.job import Job, batch, examples, network, settle, told
 from benchmarks.peers.tally import say, step
+from fedecho.learning.heap import keep_heap
 
 
 def train(job: Job, updates: range) -> None:
     settle(job)
+    if "heap" in job.options:
+        keep_heap()
     module, precision = prepared(job)
     clients = [examples(job, client) for client in range(job.num_clients)]
     optimizer = torch.optim.SGD(module.parameters(), lr=job.client_lr)

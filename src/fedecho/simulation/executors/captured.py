@@ -13,6 +13,7 @@ from fedecho.core.lanes import WARM_UPS, Mark, hand_over, lane_on, pinned_zeros
 from fedecho.core.layout import Layout
 from fedecho.core.rng import torch_rng
 from fedecho.core.types import ClientUpdate, Weights
+from fedecho.learning.descent import sgd_step
 from fedecho.learning.local import LocalTraining
 from fedecho.simulation.executors.executor import Job
 
@@ -197,18 +198,10 @@ Update = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None], None]
 
 @cache
 def sgd_update(local: LocalTraining, precision: Precision) -> Update:
-    """y -= lr (g + prox (y - x_s) + c - c_i + wd y), and the low-precision copy beside it: compiled, one pass over memory."""
-    client_lr, weight_decay, proximal = local.client_lr, local.weight_decay, local.proximal
+    """``sgd_step``, and the low-precision copy beside it: compiled, one pass over memory."""
 
     def update(params: Tensor, low: Tensor, grads: Tensor, start: Tensor | None, shift: Tensor | None) -> None:
-        direction = grads.float()
-        if start is not None:
-            direction = direction + proximal * (params - start)
-        if shift is not None:
-            direction = direction + shift
-        if weight_decay:
-            direction = direction + weight_decay * params
-        params.sub_(direction, alpha=client_lr)
+        sgd_step(local, params, grads.float(), start, shift)
         if low is not params:
             low.copy_(params)
 
