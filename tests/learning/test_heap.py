@@ -11,7 +11,8 @@ STEPS = """
 import ctypes, resource, sys, torch
 from fedecho.learning.heap import keep_heap
 torch.set_num_threads(1)
-ctypes.CDLL(None).mallopt(-1, 131072)  # glibc's own beginning; what it makes of it later is luck
+libc = ctypes.CDLL(None)
+libc.mallopt(-1, 131072), libc.mallopt(-3, 131072)  # where glibc begins; what it makes of it later is luck
 kept = keep_heap() if sys.argv[1] == "kept" else None
 def step():
     blocks = [torch.empty(150_000).fill_(1.0) for _ in range(20)]
