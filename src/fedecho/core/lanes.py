@@ -14,6 +14,8 @@ WARM_UPS = 3
 """Runs of captured work before it is captured. What it changes must be loaded anew before it counts."""
 
 
+AHEAD = -1
+"""The priority of a stream whose kernels go first; others have 0."""
 BROKEN: list[Any] = []
 """Graphs whose capture failed."""
 
@@ -53,8 +55,8 @@ class Lane(Protocol):
 class CudaLane:
     """A stream."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)
+    def __init__(self, device: torch.device, priority: int = 0) -> None:
+        self._stream = torch.cuda.Stream(device, priority=priority)
 
     def queue(self) -> Any:
         return torch.cuda.stream(self._stream)
@@ -122,8 +124,12 @@ class _Again:
         self.replay = work
 
 
-def lane_on(device: torch.device) -> Lane:
-    return CudaLane(device) if device.type == "cuda" else ImmediateLane()
+def lane_on(device: torch.device, *, ahead: bool = False) -> Lane:
+    """``ahead`` of the others is for the server's work.
+
+    It matters where a graph is captured, not where it is replayed: torch has kernels keep the priority of their capture.
+    """
+    return CudaLane(device, AHEAD if ahead else 0) if device.type == "cuda" else ImmediateLane()
 
 
 def memory_pool(device: torch.device) -> Any:
@@ -160,7 +166,7 @@ def server_lane(device: torch.device) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    stream = torch.cuda.Stream(device, priority=-1)
+    stream = torch.cuda.Stream(device, priority=AHEAD)
     stream.wait_stream(torch.cuda.current_stream())
     try:
         with torch.cuda.stream(stream):

@@ -40,7 +40,7 @@ class DeviceStudent:
         self.layout = student.network.layout
         self.task, self.forwards, self.precision = task, forwards, precision
         self.weights = DeviceWeights(self.layout, device, precision.dtype)
-        self.lane = lane_on(device)
+        self.lane = lane_on(device, ahead=True)
         self.full = torch.full((size,), 1.0 / size, device=device)
         self.rows = torch.arange(student.num_unlabeled, device=device)
         self.chunk = student.chunk
