@@ -40,6 +40,8 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         ("local.batch_size=0", ["batch_size", "at least 1"]),
         ("local.epochs=-1", ["epochs", "-1"]),
         ("local.client_lr=0", ["client_lr", "above 0"]),
+        ("local.client_lr=1e39", ["local.client_lr", "within 3e38", "1e+39"]),
+        (f"local.client_lr=1{'0' * 400}", ["local.client_lr", "within 3e38", "10000"]),
         ("local.client_lr=true", ["local.client_lr", "a number", "True"]),
         ("local.client_lr=fast", ["local.client_lr", "a number", "'fast'"]),
         ("local.epochs=1.5", ["local.epochs", "a whole number", "1.5"]),

@@ -76,6 +76,25 @@ def test_a_table_runs_what_is_missing_once_and_shows_it_beside_the_papers(small_
     assert mine[2:] == ["2", "75.39 ± 2.93"]
 
 
+def test_a_cell_that_diverges_is_kept_as_such_and_not_tried_again(small_table: list[str], tmp_path: Path) -> None:
+    wild = [*small_table, "--set", "local.client_lr=3e38"]
+    wild[wild.index("0,1")] = "0"
+    said = fedecho(*wild)
+    assert "diverged" in said
+    (kept,) = (tmp_path / "mine" / "cifar10").iterdir()
+    result = json.loads(kept.read_text())
+    assert "lower local.client_lr" in result["diverged"]
+    assert result["summary"] == {"num_versions": 0}
+    before = kept.stat().st_mtime_ns
+    rows = list(csv.reader(io.StringIO(fedecho(*wild, "--format", "csv"))))
+    assert next(row for row in rows if row[0] == "FedEcho (CIFAR-100)")[1:3] == ["diverged", "1"]
+    assert kept.stat().st_mtime_ns == before
+    rows = list(csv.reader(io.StringIO(fedecho(*small_table, "--format", "csv"))))
+    mine = next(row for row in rows if row[0] == "FedEcho (CIFAR-100)")
+    assert re.fullmatch(r"\d+\.\d\d \(1 diverged\)", mine[1])
+    assert mine[2] == "2"
+
+
 def test_a_dry_run_runs_nothing(small_table: list[str], tmp_path: Path) -> None:
     said = fedecho(*small_table, "--dry-run")
     assert "2 cells to run" in said

@@ -131,7 +131,7 @@ def _times(paper: PaperTable, results: Path, seeds: tuple[int, ...]) -> dict[str
     seen: dict[str, list[float]] = {}
     for cell in paper.cells(seeds):
         found: CellResult | None = read_result(results, cell)
-        if found is not None:
+        if found is not None and not found.diverged:
             seen.setdefault(cell.row.algorithm, []).append(found.summary["real_s"])
     return {name: fmean(times) for name, times in seen.items()}
 

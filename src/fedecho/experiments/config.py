@@ -19,8 +19,8 @@ from fedecho.experiments.toml import MAX_DEPTH, parsed, read_toml
 from fedecho.tasks import TASKS
 
 Tree = dict[str, Any]
-MOST = 10**300
-"""A whole number above it is no float."""
+MOST = 3 * 10**38
+"""float32, in which everything is computed, holds hardly more."""
 
 
 class ConfigError(ValueError):
@@ -254,10 +254,12 @@ def _plain(value: Any, hint: Any, path: str) -> Any:
     for option in options:
         if get_origin(option) is Literal and value in get_args(option):
             return value
-        if option is float and type(value) in (int, float) and abs(value) <= MOST and not isnan(value):
-            return float(value)
         if option is float and value in (inf, -inf):
             return value
+        if option is float and type(value) in (int, float) and not isnan(value):
+            if abs(value) > MOST:
+                raise ConfigError(f"{path} must be within 3e38 of 0, which is what float32 holds, got {str(value)[:24]}")
+            return float(value)
         if option in (int, str, bool, NoneType) and type(value) is option:
             return value
     raise ConfigError(f"{path} must be {_spoken(options)}, got {value!r}")

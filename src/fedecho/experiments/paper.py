@@ -98,6 +98,9 @@ CONTROLS = (
     Row("control: BatchNorm on U alone", "fedecho", ("algorithm.distiller.distill_lr=0",), control=True),
     Row("control: BatchNorm frozen", "fedecho", ("algorithm.distiller.batch_norm=frozen",), control=True),
     Row("control: FedAC without control variates", "fedac", ("algorithm.control_variates=false",), control=True),
+    # Whether a seed's result is its partition's or its training's: of seed 0 the one, of seed 1 the other says something new.
+    Row("control: FADAS, seed 1's partition", "fadas", ("task.seed=1",), control=True),
+    Row("control: FADAS, seed 0's partition", "fadas", ("task.seed=0",), control=True),
 )
 PLAIN = tuple(Row(label, name) for label, name in METHODS.items())
 

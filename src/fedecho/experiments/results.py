@@ -18,6 +18,7 @@ from fedecho.experiments.identity import check_same, config_of, header_of, is_fi
 from fedecho.experiments.paper import Cell, Settings
 from fedecho.experiments.record import RECORD, Line, read_header, read_record
 from fedecho.experiments.run import Watch, simulate
+from fedecho.experiments.standstill import DivergedError
 from fedecho.experiments.summary import LAST, Summary
 
 
@@ -34,6 +35,8 @@ class CellResult:
     unlabeled: str
     commit: str
     notes: dict[str, str] = field(default_factory=dict)
+    diverged: str = ""
+    """Why the run was given up, with the version it came to in its summary; it has no accuracy then."""
 
     @property
     def accuracy(self) -> float:
@@ -86,13 +89,18 @@ def run_cell(
     if cell.row.untrained:
         return _kept(results, cell, _untrained(cell, experiment, Execution(**options)))
     resume = (folder / RECORD).exists()
-    if not is_finished(folder):  # else it was stopped between its end and this
-        simulate(experiment, out=folder, resume=resume, watch=watch, say=say, **options)
+    try:
+        if not is_finished(folder):  # else it was stopped between its end and this
+            simulate(experiment, out=folder, resume=resume, watch=watch, say=say, **options)
+        summary, diverged = asdict(Summary.read(folder)), ""
+    except DivergedError as error:
+        say(f"{cell.slug}: {error}")
+        summary, diverged = _so_far(folder), str(error)
     check_same(folder, experiment)
     header = read_header(folder)
     kept = CellResult(
         cell=cell.slug,
-        summary=asdict(Summary.read(folder)),
+        summary=summary,
         evaluations=_evaluations(folder),
         config=header["config"],
         execution=header["execution"],
@@ -100,8 +108,14 @@ def run_cell(
         unlabeled=_unlabeled(experiment),
         commit=_commit(),
         notes=notes_of(experiment.task),
+        diverged=diverged,
     )
     return _kept(results, cell, kept)
+
+
+def _so_far(folder: Path) -> dict[str, Any]:
+    """How far a run came that was given up."""
+    return {"num_versions": max((line["version"] for line in read_record(folder) if line["event"] == "version"), default=0)}
 
 
 def _untrained(cell: Cell, experiment: Experiment, execution: Execution) -> CellResult:

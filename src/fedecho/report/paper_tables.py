@@ -37,17 +37,23 @@ def headings_of(table: PaperTable) -> list[str]:
 
 
 def figure_of(table: PaperTable, row: Row, column: Column, results: Path, seeds: tuple[int, ...]) -> Figure:
-    found = finished(table, row, column, results, seeds)
-    values = [100 * result.accuracy for result in found]
-    spread = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
+    ended = finished(table, row, column, results, seeds)
+    found = [result for result in ended if not result.diverged]
     paper = table.values.get((row.label, column.label))
     return Figure(
-        ours=f"{fmean(values):.2f}{spread}" if values else "",
+        ours=_ours([100 * result.accuracy for result in found], len(ended) - len(found)),
         paper=_said(*paper) if paper else "",
-        seeds=len(values),
+        seeds=len(ended),
         scores=tuple(_mean_score(found, name) for name, _ in table.scores),
-        stand_in=" or ".join(sorted({_ran_on(table, row, result) for result in found})) if table.names_stand_ins else "",
+        stand_in=" or ".join(sorted({_ran_on(table, row, result) for result in ended})) if table.names_stand_ins else "",
     )
+
+
+def _ours(values: list[float], diverged: int) -> str:
+    """Runs that diverged have no accuracy to take a mean of; how many there are is said."""
+    spread = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
+    mean = f"{fmean(values):.2f}{spread}" if values else ""
+    return mean if not diverged else f"{mean} ({diverged} diverged)" if values else "diverged"
 
 
 def _ran_on(table: PaperTable, row: Row, result: CellResult) -> str:
