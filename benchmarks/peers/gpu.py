@@ -1,6 +1,6 @@
 """The race on a GPU: images per second of ResNet-18 training at batch 50, ours beside bare loops and the peers that import.
 
-    python -m benchmarks.peers.gpu [--out FILE.json] [--updates 50] [--limit 60] [--only NAME ...] [--device cpu --steps 3]
+    python -m benchmarks.peers.gpu [--out FILE.json] [--updates 50] [--limit 90] [--only NAME ...] [--device cpu --steps 3]
 
 Each runs in a process of its own, one after another; one that fails or takes too long is said so, and the next begins. Peers of
 pure Python may lie unpacked in a folder on PYTHONPATH. The first update of each is a warm-up and not counted.
@@ -16,15 +16,15 @@ from benchmarks.peers.contenders import Contender, run
 from benchmarks.peers.job import JOBS, changed
 
 CONTENDERS = [
-    Contender(name="bare loop, eager, fp32 (TF32 convolutions)", runner="bare"),
-    Contender(name="bare loop, eager, bf16 channels-last", runner="bare", options="bf16"),
-    Contender(name="bare loop, torch.compile, bf16 channels-last", runner="bare", options="bf16 compiled", times=2),
-    Contender(name="pfl", runner="with_pfl"),
-    Contender(name="pfl, amp bf16", runner="with_pfl", options="bf16"),
+    Contender(name="bare loop, eager, fp32 (TF32 convolutions)", runner="bare", times=0.4),
+    Contender(name="bare loop, eager, bf16 channels-last", runner="bare", options="bf16", times=0.4),
+    Contender(name="bare loop, torch.compile, bf16 channels-last", runner="bare", options="bf16 compiled"),
+    Contender(name="pfl", runner="with_pfl", times=0.4),
+    Contender(name="pfl, amp bf16", runner="with_pfl", options="bf16", times=0.4),
     Contender(name="pfl, amp bf16, use_torch_compile", runner="with_pfl", options="bf16 compiled"),
-    Contender(name="FLGo", runner="with_flgo"),
-    Contender(name="APPFL", runner="with_appfl"),
-    Contender(name="APPFL, default memory setting", runner="with_appfl", options="default"),
+    Contender(name="FLGo", runner="with_flgo", times=0.2),
+    Contender(name="APPFL", runner="with_appfl", times=0.2),
+    Contender(name="APPFL, default memory setting", runner="with_appfl", options="default", times=0.2),
     Contender(name="ours, --executor cuda, 1 client at once", runner="ours", workers=1, times=4),
     Contender(name="ours, --executor cuda, 6 clients at once", runner="ours", workers=6, times=8),
 ]
@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--updates", type=int, default=50)
     parser.add_argument("--steps", type=int, help="local steps, each on a batch of its own (40, two passes over 20 batches)")
-    parser.add_argument("--limit", type=float, default=60.0, help="seconds for one; three times as many for those that compile")
+    parser.add_argument("--limit", type=float, default=90.0, help="seconds for one; three times as many for those that compile")
     parser.add_argument("--only", nargs="*", help="runners: bare, with_pfl, with_flgo, with_appfl, ours")
     options = parser.parse_args()
     job = changed(JOBS["gpu"], device=options.device, num_updates=options.updates)
@@ -52,6 +52,7 @@ def main() -> None:
         if options.only and contender.runner not in options.only:
             continue
         result = run(contender, job, options.limit * (3 if contender.compiles or contender.runner == "ours" else 1))
+        result["num_updates"] = contender.on(job).num_updates
         said = f"{result['images_per_s']:>8,.0f} images/s" if "images_per_s" in result else f"no figure: {result['error']}"
         print(f"{contender.name:<48} {said}", flush=True)
         results.append(result)
