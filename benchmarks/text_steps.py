@@ -141,9 +141,11 @@ def measured(name: str, task: Any, batch_size: int, num_steps: int, device: torc
     module, few = placed.network(0), placed.in_few_shapes()
     network = Layout.of(module).bind(module, device)
     rows = [Row(name, "eager", ms_per_step(Trainer(placed, local, network), num_steps))]
-    ways = {"replayed": False} | ({"replayed, compiled update": True} if device.type == "cuda" else {})
-    for way, compiled in ways.items():
-        steps = ReplayedSteps(few, local, network, compiled, print)
+    ways = {"replayed": (False, False)}
+    if device.type == "cuda":
+        ways |= {"replayed, compiled update": (True, False), "replayed, all compiled": (True, True)}
+    for way, (compiled, whole) in ways.items():
+        steps = ReplayedSteps(few, local, network, compiled, print, whole=whole)
         rows.append(Row(name, way, ms_per_step(Trainer(few, local, network, steps), num_steps)))
     return rows
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -246,3 +247,38 @@ def test_what_a_model_makes_anywhere_is_made_on_the_device() -> None:
         for number in (2, 2.5, True):
             made = torch.tensor(number, device="cpu")
             assert (made.item(), made.dtype, made.shape) == (number, torch.tensor(number).dtype, ())
+
+
+@pytest.fixture
+def traced_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler's front alone: to generate code takes a minute on a CPU."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+
+
+@pytest.mark.usefixtures("traced_only")
+@pytest.mark.parametrize("local", [SGD, ADAMW])
+def test_a_compiled_loss_is_the_plain_one(local: LocalTraining) -> None:
+    module, said = network(), list[str]()
+    ours, plain = replayed_of(module, local, jitter=0.2, whole=True, say=said.append), trainer_of(module, local, jitter=0.2)
+    for seed in (5, 6):
+        dispatch = dispatch_of(module, seed=seed)
+        same(ours.train(dispatch), plain.train(dispatch))
+    assert said == []
+
+
+def test_a_loss_that_cannot_be_compiled_is_captured_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: Any, **options: Any) -> Any:
+        def work(batch: Any) -> Any:
+            raise RuntimeError("no code for this")
+
+        return work
+
+    monkeypatch.setattr(torch, "compile", broken)
+    module, said, lane = network(), list[str](), CountingLane()
+    ours = replayed_of(module, SGD, whole=True, say=said.append, lane=lane)
+    dispatch = dispatch_of(module)
+    same(ours.train(dispatch), trainer_of(module, SGD).train(dispatch))
+    assert len(said) == 1
+    assert "the model is not compiled" in said[0]
+    assert "no code for this" in said[0]
+    assert not ours.steps.eager  # type: ignore[union-attr]

@@ -7,6 +7,7 @@ tensors from Python lists. What its Python code decides is decided when the step
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,6 @@ from fedecho.core.task import Batch, Task
 from fedecho.learning.batches import mapped, shape_of, tensors_of
 from fedecho.learning.descent import bias_correction, step_of, wants_moments, wants_raw_mean
 from fedecho.learning.local import LocalTraining
-from fedecho.learning.steps import gradient
 
 MOST_GRAPHS = 256
 """A graph of a thousand kernels takes some megabytes; a task with more shapes than this is not padded to few."""
@@ -67,7 +67,8 @@ class Captured:
 class ReplayedSteps:
     """Zeroed gradients, loss, backward and the optimizer as one graph; the optimizer's state is on the device.
 
-    ``eager`` says why nothing is captured any more, or is empty.
+    ``compiled`` compiles the optimizer's step, ``whole`` also the task's loss: one program for all shapes of batch, which
+    takes a minute to make. ``eager`` says why nothing is captured any more, or is empty.
     """
 
     task: Task
@@ -76,12 +77,14 @@ class ReplayedSteps:
     compiled: bool = False
     say: Callable[[str], None] = lambda text: None
     lane: Lane | None = None
+    whole: bool = False
     eager: str = field(default="", init=False)
     graphs: dict[Hashable, Captured] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         params, local = self.network.weights.params, self.local
         self._device = params.device
+        self._params = [part for part in self.network.module.parameters() if part.requires_grad]
         self._lane, self._pool = self.lane or lane_on(self._device), memory_pool(self._device)
         self._start = torch.zeros_like(params) if local.proximal else None
         self._shift = torch.zeros_like(params) if local.control_variates else None
@@ -91,6 +94,10 @@ class ReplayedSteps:
         self._count, self._loss = torch.zeros(2, dtype=torch.float64, device=self._device).unbind()
         self._descend = step_of(local, compiled=self.compiled)
         self._num_steps = 1
+        self._plain_loss = partial(self.task.loss, self.network.module)
+        self._loss_of: Callable[[Batch], Tensor] = self._plain_loss
+        if self.whole:
+            self._loss_of = torch.compile(lambda batch: self.task.loss(self.network.module, batch), dynamic=True)
 
     def begin(self, start: Tensor, shift: Tensor | None, num_steps: int) -> None:
         self._num_steps = num_steps
@@ -127,11 +134,23 @@ class ReplayedSteps:
         network = self.network
         # Without a cache of weights in low precision: one from before the capture would be that of old weights for ever.
         with making, torch.autocast(self._device.type, enabled=False, cache_enabled=False):
-            loss = gradient(self.task, network, batch, self._raw, 1.0)
+            loss = self._gradient(batch)
         self._count.add_(1)
         bias = [each.float() for each in bias_correction(self.local, self._count)] if self._moments else []
         self._descend(network.weights.params, network.grads, self._start, self._shift, *self._moments, *bias)
         self._loss.add_(loss)
+
+    def _gradient(self, batch: Batch) -> Tensor:
+        """As ``steps.gradient`` without its hundred little additions: what autograd finds goes to its place in a few kernels."""
+        loss = self._loss_of(batch)
+        found = torch.autograd.grad(loss, self._params, allow_unused=True)
+        used = [(part.grad, grad) for part, grad in zip(self._params, found, strict=True) if grad is not None]
+        if len(used) < len(found):
+            self.network.grads.zero_()
+        torch._foreach_copy_([place for place, _ in used], [grad for _, grad in used])
+        if self._raw is not None:
+            self._raw.add_(self.network.grads)
+        return loss.detach()
 
     def _captured(self, batch: Batch) -> Captured | None:
         """The graph for batches of this shape, captured at its first use; None where the step is to be eager."""
@@ -143,9 +162,14 @@ class ReplayedSteps:
                     self.say(f"training is captured for {MOST_GRAPHS} shapes of batch, and eager for any other from now on")
             return self.graphs.get(shape)
         except (RuntimeError, TypeError) as error:
-            self.eager = f"a step of {type(self.task).__name__} cannot be captured ({_cause(error)})"
+            cause = f"a step of {type(self.task).__name__} cannot be captured ({_cause(error)})"
         self.graphs.clear()
-        self.say(f"training is not captured but eager: {self.eager}")
+        if self._loss_of is not self._plain_loss:
+            self._loss_of = self._plain_loss
+            self.say(f"the model is not compiled: {cause}")
+            return self._captured(batch)
+        self.eager = cause
+        self.say(f"training is not captured but eager: {cause}")
         return None
 
     def _capture(self, batch: Batch) -> Captured:
