@@ -48,7 +48,7 @@ def _standing(name: str, race: dict[str, Any]) -> Standing:
         first = _of(race["turns"][0], name)
         return Standing(name=name, error="" if first is None else first["error"])
     mine_all = [mine for mine, _ in done]
-    floors = [floor for _, floor in pairs if floor is not None]
+    floors = [floor for _, floor in done]
     last, watched = done[-1][0], _of(race["watched"], name)
     peak = None if watched is None else watched.get("peak_bytes")
     versions = {package: version for package, version in last["versions"].items() if package != "torch"}

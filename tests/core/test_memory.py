@@ -4,8 +4,8 @@ import copy
 import errno
 import gc
 import os
-import shutil
 import tempfile
+import weakref
 from pathlib import Path
 
 import pytest
@@ -91,13 +91,49 @@ def test_a_mapped_file_lies_where_it_is_told(tmp_path: Path, monkeypatch: pytest
 
 def test_a_mapped_file_takes_room_only_for_what_was_written(tmp_path: Path) -> None:
     """8 GB of rows, of which 4 MB are written."""
-    free = shutil.disk_usage(tmp_path).free
     memory = ClientMemory(2_000, torch.zeros(1_000_000), "file", str(tmp_path))
     memory[1_999] = torch.ones(1_000_000)
     assert memory[1_999][-1] == 1.0
     assert not memory[0].any()
     assert memory.num_bytes == 4_000_000
-    assert free - shutil.disk_usage(tmp_path).free < 4_000_000_000
+    assert memory._file is not None
+    assert os.fstat(memory._file._file).st_blocks * 512 < 8_000_000
+    assert os.fstat(memory._file._file).st_size > 1_000_000_000
+
+
+def test_a_checkpoint_copies_little_at_a_time(tmp_path: Path) -> None:
+    """Rows of 4 MB in a mapping of a gigabyte: 8 of them make up a piece."""
+    memory = ClientMemory(100, torch.zeros(1_000_000), "file", str(tmp_path))
+    for client in range(20):
+        memory[client] = torch.full((1_000_000,), float(client))
+    pieces = memory.to_tree()["blocks"]
+    assert [piece.shape[0] for piece in pieces] == [8, 8, 4]
+    assert [piece.tensor()[:, -1].tolist() for piece in pieces] == [
+        [float(row) for row in rows] for rows in (range(8), range(8, 16), range(16, 20))
+    ]
+
+
+def test_a_piece_may_lie_in_two_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedecho.core.mapped.BLOCK_BYTES", 4096)
+    monkeypatch.setattr("fedecho.core.memory.BLOCK_BYTES", 3 * 2048)
+    memory = ClientMemory(10, torch.zeros(512), "file", str(tmp_path))
+    for client in range(7):
+        memory[client] = torch.full((512,), float(client))
+    assert memory._rows_per_block == 2
+    assert [piece.tensor()[:, 0].tolist() for piece in memory.to_tree()["blocks"]] == [[0, 1, 2], [3, 4, 5], [6]]
+    again = ClientMemory(10, torch.zeros(512)).from_tree(memory.to_tree())
+    assert [again[client][0].item() for client in range(7)] == list(range(7))
+
+
+def test_what_it_was_made_like_is_not_kept(tmp_path: Path) -> None:
+    """The first version's weights would be, for the whole run."""
+    like = torch.zeros(3)
+    alive = weakref.ref(like)
+    memory = ClientMemory(2, like, "file", str(tmp_path))
+    del like
+    gc.collect()
+    assert alive() is None
+    assert len(memory) == 0
 
 
 def test_a_model_without_parameters_needs_no_file() -> None:
@@ -109,7 +145,7 @@ def test_a_model_without_parameters_needs_no_file() -> None:
 
 def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
     missing = str(tmp_path / "missing")
-    with pytest.raises(ValueError, match=r"memory_dir '.*missing' is not a folder"):
+    with pytest.raises(ValueError, match=r"memory_dir = '.*missing' is not a folder"):
         ClientMemory(2, torch.zeros(3), "file", missing)
 
 

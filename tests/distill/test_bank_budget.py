@@ -135,7 +135,7 @@ def test_what_half_precision_cannot_hold_is_refused_and_the_former_word_stays() 
     [
         ({"bank_budget_mb": 0.0}, r"distiller.bank_budget_mb must be above 0, got 0.0"),
         ({"bank_memory": "disk"}, r"distiller.bank_memory must be 'device', 'cpu' or 'file', got 'disk'"),
-        ({"bank_dir": "/"}, r"distiller.bank_dir is the folder of distiller.bank_memory='file'"),
+        ({"bank_dir": "/"}, r"distiller.bank_dir is the folder of distiller.bank_memory = 'file'"),
     ],
 )
 def test_bounds_that_cannot_be_are_refused(settings: dict[str, Any], message: str) -> None:

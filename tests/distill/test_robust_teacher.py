@@ -47,6 +47,21 @@ def filled(rule: TeacherRule, *, poison: float) -> Tensor:
     return bank.teacher()
 
 
+@pytest.mark.parametrize("rule", ["median", "trimmed", "entropy"])
+def test_entries_in_half_precision_are_combined_in_float32(rule: TeacherRule) -> None:
+    """Sums of large ones overflow in float16, and the weight of those who are all unsure is 0 there."""
+    entries = [torch.full((1, 3), 60_000.0).half(), torch.full((1, 3), 49_984.0).half()]
+    assert torch.equal(robust_teacher(entries, rule, 0.2), torch.full((1, 3), 54_992.0))
+
+
+def test_certainty_of_probabilities_is_that_of_their_logits() -> None:
+    logits = torch.tensor([[[4.0, 0.0, -1.0]], [[0.1, 0.0, 0.3]]])
+    shares = logits.softmax(dim=-1)
+    weight = torch.tensor([(1 - entropy(share[0].numpy()) / np.log(3)) ** 2 for share in shares])
+    wanted = (weight[:, None, None] * shares).sum(dim=0) / weight.sum()
+    torch.testing.assert_close(robust_teacher(list(shares), "entropy", 0.2, probabilities=True), wanted, check_dtype=False)
+
+
 @pytest.mark.parametrize(("rule", "moves"), [("mean", True), ("entropy", False), ("median", False), ("trimmed", False)])
 def test_one_loud_client_moves_the_mean_alone(rule: TeacherRule, moves: bool) -> None:
     moved = (filled(rule, poison=1e5) - filled(rule, poison=5.0)).abs().max()

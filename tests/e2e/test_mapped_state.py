@@ -64,5 +64,6 @@ def test_a_full_disk_stops_the_run_and_it_goes_on(algorithm: str, tmp_path: Path
 
 @pytest.mark.parametrize("algorithm", IN_A_FILE)
 def test_a_folder_that_is_none_is_said_before_anything_is_trained(algorithm: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is not a folder"):
-        simulate(experiment(algorithm, tmp_path / "missing"))
+    with pytest.raises(ValueError, match=r"\.?\w+_dir = '.*missing' is not a folder"):
+        simulate(experiment(algorithm, tmp_path / "missing"), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()

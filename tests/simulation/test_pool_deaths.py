@@ -1,12 +1,13 @@
 """A pool whose workers fail or die, and the end of a pool."""
 
+from heapq import heappush
 from pathlib import Path
 
 import pytest
 import torch
 from hand_pool import LAYOUT, HandPool, job
 
-from fedecho.simulation.executors.pool import MAX_RESTARTS, PoolExecutor, WorkerError
+from fedecho.simulation.executors.pool import AHEAD, MAX_RESTARTS, PoolExecutor, WorkerError
 
 
 def test_a_clients_failure_is_told_with_its_number(pool: HandPool) -> None:
@@ -54,6 +55,48 @@ def test_a_worker_that_died_while_nobody_looked_is_replaced_when_it_is_told(pool
         pool._collect()
     pool._pump()
     assert sorted(pool.numbers(worker=1)) == [0, 1]
+
+
+def test_a_job_that_is_asked_for_goes_to_the_replacement_though_many_results_wait(pool: HandPool) -> None:
+    """The idle worker died while the results that may wait were all there: nothing else would ever be told to anybody."""
+    for number in range(2 * AHEAD):
+        pool.submit(job(number), 100.0 - number)
+    while len(pool._results) < 2 * AHEAD:
+        for order in pool.orders():
+            pool.answer(order)
+        pool._collect()
+        pool._pump()
+    pool.kill()
+    pool.submit(job(50), 200.0)
+    assert len(pool.ends) == 1, "there is no room, so nobody was told"
+    heappush(pool._pending, (float("-inf"), 50))  # as ``result`` does before it waits
+    pool._pump(asked=50)
+    assert pool.numbers(worker=1) == [50]
+
+
+def test_a_job_due_before_results_that_wait_may_start_beyond_the_bound(pool: HandPool) -> None:
+    for number in range(AHEAD):
+        pool.submit(job(number), 100.0)
+    while len(pool._results) < AHEAD:
+        for order in pool.orders():
+            pool.answer(order)
+        pool._collect()
+        pool._pump()
+    pool.submit(job(20), 101.0)
+    assert pool.numbers() == []
+    pool.submit(job(21), 5.0)
+    assert pool.numbers() == [21]
+
+
+def test_a_few_deaths_of_many_jobs_do_not_end_a_long_run(pool: HandPool) -> None:
+    for number in range(2 * MAX_RESTARTS):
+        pool.submit(job(number), float(number))
+        pool.kill(number)
+        pool._collect()
+        pool._pump()
+        (order,) = pool.orders(number + 1)
+        pool.answer(order, number + 1)
+        assert pool.result(number).metrics == {"number": float(number)}
 
 
 def test_workers_that_keep_dying_end_the_run(pool: HandPool) -> None:

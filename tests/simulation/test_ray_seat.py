@@ -70,8 +70,13 @@ def broken() -> Any:
     raise FileNotFoundError("no data here")
 
 
+def wrong() -> Any:
+    return 1 / 0
+
+
 def test_who_cannot_start_says_why() -> None:
-    assert str(Seat(pickle.dumps(broken), HERE).hello()).startswith("no data here\nTraceback")
+    assert Seat(pickle.dumps(broken), HERE).hello() == "no data here"
+    assert str(Seat(pickle.dumps(wrong), HERE).hello()).startswith("division by zero\nTraceback")
     assert Seat(pickle.dumps(MAKE), HERE).hello() == Hello(platform.node(), os.getpid(), software())
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedecho.algorithms.buffer import Buffer, check_buffered
-from fedecho.core.memory import ClientMemory, Place
+from fedecho.core.memory import ClientMemory, Place, check_place
 from fedecho.core.types import Advance, Arrival, GlobalModel, Weights
 
 
@@ -35,10 +35,11 @@ class CA2FL:
 
     def __post_init__(self) -> None:
         check_buffered(self.buffer_size, self.server_lr)
+        check_place(self.memory, self.memory_dir, "algorithm.memory", "algorithm.memory_dir")
 
     def init(self, model: GlobalModel) -> Cache:
         params = model.weights.params
-        cached = ClientMemory(self.num_clients, params, self.memory, self.memory_dir)
+        cached = ClientMemory(self.num_clients, params, self.memory, self.memory_dir, setting="algorithm.memory_dir")
         return Cache(cached, torch.zeros_like(params), Buffer.empty(model))
 
     def receive(self, state: Cache, arrival: Arrival) -> Cache:

@@ -94,7 +94,10 @@ def friendly() -> Iterator[None]:
     except KeyboardInterrupt:
         fail("interrupted; what is finished is kept, and a run goes on from its last checkpoint with `fedecho resume`", 130)
     except WorkerError as error:
-        fail(str(error), 1)
+        say(str(error))
+        for note in getattr(error, "__notes__", ()):
+            err.print(note, markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(1) from None
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "memory" not in str(error):
             raise

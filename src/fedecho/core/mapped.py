@@ -9,18 +9,25 @@ from pathlib import Path
 
 from fedecho.core.disk import disk_full_at
 
+BLOCK_BYTES = 2**30
+"""A block costs an open file and no room, so blocks are large: at the usual limit of 1,024 open files, a terabyte."""
+
 TOUCHED_BYTES = 64 * 2**20
 """After so many bytes read or written the pages are handed back: they stay in the system's cache, which it frees as it needs."""
+
+
+def check_folder(folder: str | None, setting: str) -> None:
+    if folder is not None and not Path(folder).is_dir():
+        raise ValueError(f"{setting} = {folder!r} is not a folder")
 
 
 class MappedFile:
     """Unlinked at once, so it is gone with the process; sparse, so it takes room only for rows that were reserved."""
 
-    def __init__(self, folder: str | None, row_bytes: int, block_bytes: int) -> None:
-        if folder is not None and not Path(folder).is_dir():
-            raise ValueError(f"memory_dir {folder!r} is not a folder")
+    def __init__(self, folder: str | None, row_bytes: int, setting: str) -> None:
+        check_folder(folder, setting)
         whole_pages = mmap.ALLOCATIONGRANULARITY // gcd(mmap.ALLOCATIONGRANULARITY, row_bytes)
-        self.rows_per_block = -(-max(1, block_bytes // row_bytes) // whole_pages) * whole_pages
+        self.rows_per_block = -(-max(1, BLOCK_BYTES // row_bytes) // whole_pages) * whole_pages
         self._row_bytes = row_bytes
         self._folder = Path(folder or tempfile.gettempdir())
         with tempfile.TemporaryFile(prefix="fedecho-", dir=folder) as file:

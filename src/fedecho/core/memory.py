@@ -12,7 +12,13 @@ from fedecho.core.mapped import MappedFile
 Place = Literal["device", "cpu", "file"]
 PLACES = ("device", "cpu", "file")
 BLOCK_BYTES = 32 * 2**20
-"""Rows are kept in blocks of about this size: they grow without ever being copied, and a checkpoint writes one after the other."""
+"""In memory rows lie in blocks of about this size, so they grow without being copied; a checkpoint copies so much at a time."""
+
+
+def check_place(place: Place | None, folder: str | None, place_name: str, folder_name: str) -> None:
+    """Whether the folder is there is asked where it is used, which may be another machine."""
+    if folder is not None and place != "file":
+        raise ValueError(f"{folder_name} is the folder of {place_name} = 'file', which is not set")
 
 
 class ClientMemory:
@@ -29,19 +35,22 @@ class ClientMemory:
         place: Place = "device",
         folder: str | None = None,
         dtype: torch.dtype = torch.float32,
+        setting: str = "memory_dir",
     ) -> None:
+        """``like`` says how long a row is and where the model lies; ``setting`` is what the user calls ``folder``."""
         if num_clients < 1:
             raise ValueError(f"num_clients must be at least 1, got {num_clients}")
         if place not in PLACES:
             raise ValueError(f"memory must be 'device', 'cpu' or 'file', got {place!r}")
-        self._num_clients, self._like, self._dtype = num_clients, like, dtype
-        self.row_bytes = like.numel() * dtype.itemsize
+        self._num_clients, self._size, self._home, self._dtype = num_clients, like.numel(), like.device, dtype
+        self.row_bytes = self._size * dtype.itemsize
         self._slots: dict[int, int] = {}
         """Which row is whose, in the order clients were first heard."""
         self._free: list[int] = []
-        self._device = like.device if place == "device" else torch.device("cpu")
-        self._file = MappedFile(folder, self.row_bytes, BLOCK_BYTES) if place == "file" and self.row_bytes else None
-        self._rows_per_block = self._file.rows_per_block if self._file else max(1, BLOCK_BYTES // max(self.row_bytes, 1))
+        self._device = self._home if place == "device" else torch.device("cpu")
+        self._file = MappedFile(folder, self.row_bytes, setting) if place == "file" and self.row_bytes else None
+        self._rows_per_piece = max(1, BLOCK_BYTES // max(self.row_bytes, 1))
+        self._rows_per_block = self._file.rows_per_block if self._file else self._rows_per_piece
         self._blocks: list[Tensor] = []
 
     def __len__(self) -> int:
@@ -58,8 +67,8 @@ class ClientMemory:
         """The client's row beside the model: a view where it already is there, else a copy."""
         slot = self._slots.get(client)
         if slot is None:
-            return torch.zeros(self._like.numel(), dtype=self._dtype, device=self._like.device)
-        return self._row(slot).to(self._like.device)
+            return torch.zeros(self._size, dtype=self._dtype, device=self._home)
+        return self._row(slot).to(self._home)
 
     def __setitem__(self, client: int, vector: Tensor) -> None:
         slot = self._slots.get(client)
@@ -86,7 +95,7 @@ class ClientMemory:
             self._file.reserve(slot)
 
     def _new_block(self) -> Tensor:
-        shape = (self._rows_per_block, self._like.numel())
+        shape = (self._rows_per_block, self._size)
         if self._file is None:
             return torch.empty(shape, dtype=self._dtype, device=self._device)  # of which nothing is read before it is written
         return torch.frombuffer(self._file.new_block(), dtype=self._dtype, count=prod(shape)).view(shape)
@@ -96,10 +105,10 @@ class ClientMemory:
         return len(self._slots) * self.row_bytes
 
     def to_tree(self) -> dict[str, Any]:
-        """Whole blocks, which a checkpoint reads when it writes them."""
+        """In pieces, each of which a checkpoint copies when it comes to it."""
         used = max(self._slots.values(), default=-1) + 1
-        starts = range(0, used, self._rows_per_block)
-        blocks = [_Block(self, number, min(self._rows_per_block, used - start)) for number, start in enumerate(starts)]
+        starts = range(0, used, self._rows_per_piece)
+        blocks = [_Piece(self, start, min(start + self._rows_per_piece, used)) for start in starts]
         return {"clients": list(self._slots), "slots": list(self._slots.values()), "blocks": blocks}
 
     def from_tree(self, tree: dict[str, Any]) -> "ClientMemory":
@@ -107,7 +116,7 @@ class ClientMemory:
             for client, row in zip(tree["clients"], tree["rows"], strict=True):
                 self[client] = row
             return self
-        blocks = [block.tensor() if isinstance(block, _Block) else block for block in tree["blocks"]]
+        blocks = [block.tensor() if isinstance(block, _Piece) else block for block in tree["blocks"]]
         per_block = len(blocks[0]) if blocks else 1
         for client, slot in zip(tree["clients"], tree["slots"], strict=True):
             self[client] = blocks[slot // per_block][slot % per_block]
@@ -115,20 +124,28 @@ class ClientMemory:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ClientMemory":
         """In main memory where the rows are in a file, which nobody can copy."""
-        place: Place = "cpu" if self._file is not None else "device" if self._device == self._like.device else "cpu"
-        return ClientMemory(self._num_clients, self._like, place, dtype=self._dtype).from_tree(self.to_tree())
+        place: Place = "cpu" if self._file is not None else "device" if self._device == self._home else "cpu"
+        like = torch.empty(self._size, dtype=self._dtype, device=self._home)
+        return ClientMemory(self._num_clients, like, place, dtype=self._dtype).from_tree(self.to_tree())
 
 
-class _Block:
+class _Piece:
     """Some rows, copied off their place when a checkpoint comes to them."""
 
-    def __init__(self, memory: ClientMemory, number: int, num_rows: int) -> None:
-        self._memory, self._number, self._num_rows = memory, number, num_rows
+    def __init__(self, memory: ClientMemory, start: int, end: int) -> None:
+        self._memory, self._slots = memory, range(start, end)
         self.dtype = memory._dtype
-        self.shape = (num_rows, memory._like.numel())
+        self.shape = (end - start, memory._size)
 
     def tensor(self) -> Tensor:
-        rows = self._memory._blocks[self._number][: self._num_rows].to("cpu", copy=True)
+        rows = torch.empty(self.shape, dtype=self.dtype)
+        slot, end, per_block = self._slots.start, self._slots.stop, self._memory._rows_per_block
+        while slot < end:  # it may begin in one block and end in the next
+            block, first = divmod(slot, per_block)
+            num = min(end - slot, per_block - first)
+            done = slot - self._slots.start
+            rows[done : done + num].copy_(self._memory._blocks[block][first : first + num])
+            slot += num
         if self._memory._file is not None:
             self._memory._file.touched(rows.nbytes)
         return rows

@@ -107,7 +107,8 @@ class Bank:
 
     def _robust(self) -> Tensor:
         """In the order of the clients, so that sums round the same after a resume."""
-        return robust_teacher((self.entries[client] for client in sorted(self.entries)), self.rule, self.trim).float()
+        entries = (self.entries[client] for client in sorted(self.entries))
+        return robust_teacher(entries, self.rule, self.trim, probabilities=self.average == "probabilities").float()
 
     def __len__(self) -> int:
         return len(self.entries)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedecho.core.memory import PLACES, ClientMemory, Place
+from fedecho.core.memory import PLACES, ClientMemory, Place, check_place
 
 LARGEST_HALF = 65504.0
 
@@ -29,8 +29,7 @@ class Keeping:
     def __post_init__(self) -> None:
         if self.place is not None and self.place not in PLACES:
             raise ValueError(f"distiller.bank_memory must be 'device', 'cpu' or 'file', got {self.place!r}")
-        if self.folder is not None and self.place != "file":
-            raise ValueError("distiller.bank_dir is the folder of distiller.bank_memory='file', which is not set")
+        check_place(self.place, self.folder, "distiller.bank_memory", "distiller.bank_dir")
         if self.budget_mb is not None and not self.budget_mb > 0:
             raise ValueError(f"distiller.bank_budget_mb must be above 0, got {self.budget_mb}")
 
@@ -64,7 +63,9 @@ class Entries:
     def __init__(self, shape: tuple[int, ...], device: torch.device, keeping: Keeping) -> None:
         self._shape = shape
         like = torch.empty(shape, device=device).reshape(-1)
-        self._memory = ClientMemory(2**31 - 1, like, keeping.place or "device", keeping.folder, keeping.dtype)
+        self._memory = ClientMemory(
+            2**31 - 1, like, keeping.place or "device", keeping.folder, keeping.dtype, setting="distiller.bank_dir"
+        )
 
     def __len__(self) -> int:
         return len(self._memory)

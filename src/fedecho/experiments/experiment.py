@@ -6,7 +6,7 @@ from typing import Any
 
 from fedecho.core.admission import Admission
 from fedecho.core.algorithm import Algorithm, demands
-from fedecho.core.memory import Place
+from fedecho.core.memory import Place, check_place
 from fedecho.core.task import Task
 from fedecho.learning.local import LocalTraining
 from fedecho.learning.privacy import Privacy
@@ -48,6 +48,7 @@ class Experiment:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.record_every is not None and self.record_every < 1:
             raise ValueError(f"record_every must be at least 1, got {self.record_every}")
+        check_place(self.client_memory, self.client_memory_dir, "client_memory", "client_memory_dir")
         self._share_seed()
         if self.local.control_variates and not demands(self.algorithm).control_variates:
             raise ValueError(

@@ -85,6 +85,7 @@ class ReplayedSteps:
         params, local = self.network.weights.params, self.local
         self._device = params.device
         self._params = [part for part in self.network.module.parameters() if part.requires_grad]
+        self._places: list[Tensor] = [part.grad for part in self._params if part.grad is not None]
         self._lane, self._pool = self.lane or lane_on(self._device), memory_pool(self._device)
         self._start = torch.zeros_like(params) if local.proximal else None
         self._shift = torch.zeros_like(params) if local.control_variates else None
@@ -144,7 +145,7 @@ class ReplayedSteps:
         """As ``steps.gradient`` without its hundred little additions: what autograd finds goes to its place in a few kernels."""
         loss = self._loss_of(batch)
         found = torch.autograd.grad(loss, self._params, allow_unused=True)
-        used = [(part.grad, grad) for part, grad in zip(self._params, found, strict=True) if grad is not None]
+        used = [(place, grad) for place, grad in zip(self._places, found, strict=True) if grad is not None]
         if len(used) < len(found):
             self.network.grads.zero_()
         torch._foreach_copy_([place for place, _ in used], [grad for _, grad in used])

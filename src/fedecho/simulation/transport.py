@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from fedecho.core.admission import norm_of
+from fedecho.core.mapped import check_folder
 from fedecho.core.memory import ClientMemory, Place
 from fedecho.core.types import ClientUpdate, Dispatch, GlobalModel, Joined, Left, Lost, Message
 from fedecho.simulation.events import Event, EventQueue
@@ -48,6 +49,7 @@ class VirtualTransport:
         self.seed = seed
         self.queue = EventQueue()
         self.open: dict[int, Dispatch] = {}
+        check_folder(client_memory_dir, "client_memory_dir")
         self._client_memory: Place = client_memory
         self._client_memory_dir = client_memory_dir
         self._controls: ClientMemory | None = None
@@ -114,7 +116,7 @@ class VirtualTransport:
         return update
 
     def _memory(self, like: Tensor) -> ClientMemory:
-        return ClientMemory(self.num_clients, like, self._client_memory, self._client_memory_dir)
+        return ClientMemory(self.num_clients, like, self._client_memory, self._client_memory_dir, setting="client_memory_dir")
 
     def snapshot(self) -> dict[str, Any]:
         at_work = {client: [d.number, d.model.version, d.seed] for client, d in self.open.items()}

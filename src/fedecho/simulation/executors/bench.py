@@ -72,4 +72,8 @@ def bench_of(made: Trainer | Bench) -> Bench:
 
 
 def told(error: Exception) -> str:
-    return f"{error}\n{''.join(traceback.format_exception(error))}"
+    """In a line; for what is no mistake of the user's, as ``fedecho`` sees it, the traceback below it."""
+    line = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, ValueError | OSError | MemoryError):
+        return line
+    return f"{line}\n{''.join(traceback.format_exception(error))}"

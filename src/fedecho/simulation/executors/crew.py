@@ -12,11 +12,20 @@ from fedecho.simulation.executors.worker import Failed
 DEPTH = 2
 """Orders a worker holds at once: it goes on training while this process distils."""
 AHEAD = 4
-"""Results per worker that may wait for their time, by default: what bounds the memory."""
+"""Results per worker that may wait for their time, by default, and twice as many while others are due before: it bounds memory."""
 
 
 class WorkerError(RuntimeError):
     """A worker died too often, or a client's training failed."""
+
+    @classmethod
+    def told(cls, what: str, told: str) -> "WorkerError":
+        """``told`` is a worker's error in a line, and its traceback where that says more: beside the message, not in it."""
+        line, _, trace = told.partition("\n")
+        error = cls(f"{what}: {line}")
+        if trace:
+            error.add_note(f"in the worker:\n{trace}")
+        return error
 
 
 class Busy(Protocol):
@@ -42,6 +51,7 @@ class Crew(ABC, Generic[W]):
         self._ahead = AHEAD * depth // DEPTH
         self._jobs: dict[int, Job] = {}
         self._pending: list[tuple[float, int]] = []
+        self._dues: dict[int, float] = {}
         self._results: dict[int, ClientUpdate | Failed] = {}
         self._running: set[int] = set()
         self._cancelled: set[int] = set()
@@ -66,6 +76,7 @@ class Crew(ABC, Generic[W]):
     def submit(self, job: Job, due: float) -> None:
         number = job.dispatch.number
         self._jobs[number] = job
+        self._dues[number] = due
         if self._wanted is None or number in self._wanted:
             heappush(self._pending, (due, number))
             self._pump()
@@ -80,11 +91,13 @@ class Crew(ABC, Generic[W]):
             self._collect()
         self._pump()
         found = self._results.pop(number)
+        del self._dues[number]
         if isinstance(found, Failed):
-            raise WorkerError(f"training of client {found.client} failed: {found.error}")
+            raise WorkerError.told(f"training of client {found.client} failed", found.error)
         return found
 
     def cancel(self, number: int) -> None:
+        self._dues.pop(number, None)
         if self._jobs.pop(number, None) is None and self._results.pop(number, None) is None and number in self._running:
             self._cancelled.add(number)
 
@@ -94,7 +107,7 @@ class Crew(ABC, Generic[W]):
 
     def _pump(self, asked: int | None = None) -> None:
         """Give orders to workers that have room. A result that is asked for may exceed the bound on waiting ones."""
-        while self._pending and (asked in self._jobs or len(self._results) < self._ahead * len(self._workers)):
+        while self._pending and (asked in self._jobs or self._may_wait(self._pending[0][0])):
             number = self._pending[0][1]
             if number not in self._jobs:  # started already, or cancelled
                 heappop(self._pending)
@@ -105,7 +118,11 @@ class Crew(ABC, Generic[W]):
             heappop(self._pending)
             self._running.add(number)
             self._order(worker, self._jobs.pop(number))
-            asked = None if number == asked else asked
+
+    def _may_wait(self, due: float) -> bool:
+        """Is there room for one more result? Those of far-off clients must not stand in the way of one that is due before them."""
+        num, bound = len(self._results), self._ahead * len(self._workers)
+        return num < bound or (num < 2 * bound and due < max(self._dues[number] for number in self._results))
 
     def _settle(self, number: int, found: ClientUpdate | Failed) -> None:
         """An order was answered."""

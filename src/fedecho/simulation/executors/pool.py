@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -56,7 +57,7 @@ class PoolExecutor(Crew[_Worker]):
         self._device = device
         self._segments = Segments(2 * layout.num_params + layout.num_buffers)
         self._models: dict[int, tuple[Segment, set[int]]] = {}
-        self._restarts = 0
+        self._losses: Counter[int] = Counter()
         places = [None] * num_workers if gpus is None else list(gpus)[:num_workers]
         self._workers = [self._spawn(gpu) for gpu in places]
 
@@ -124,7 +125,7 @@ class PoolExecutor(Crew[_Worker]):
                 self._replace(worker)
                 continue
             if answer.number == NOT_STARTED:
-                raise WorkerError(f"a worker could not start: {getattr(answer, 'error', '')}")
+                raise WorkerError.told("a worker could not start", getattr(answer, "error", ""))
             job, segment = worker.orders.pop(answer.number)
             self._release(job)
             self._settle(answer.number, self._update(answer, job, segment) if isinstance(answer, Done) else answer)
@@ -157,9 +158,11 @@ class PoolExecutor(Crew[_Worker]):
             raise WorkerError(
                 'a pool starts processes that import your script: put what runs in it under `if __name__ == "__main__":`'
             )
-        self._restarts += 1
-        if self._restarts > MAX_RESTARTS:
-            raise WorkerError(f"workers keep dying (exit code {dead.process.exitcode}); out of memory?")
+        # A job that kills its workers ends the run, and so does a worker that dies before it has one; a week's few deaths do not.
+        for number in dead.orders or (NOT_STARTED,):
+            self._losses[number] += 1
+            if self._losses[number] > MAX_RESTARTS:
+                raise WorkerError(f"workers keep dying (exit code {dead.process.exitcode}); out of memory?")
         self._workers[self._workers.index(dead)] = self._spawn(dead.gpu)
         for job, segment in dead.orders.values():
             self._release(job)

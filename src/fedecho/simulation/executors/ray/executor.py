@@ -155,7 +155,7 @@ class RayExecutor(Crew[_Actor]):
 
     def _welcome(self, worker: _Actor, hello: Hello | str) -> None:
         if isinstance(hello, str):
-            raise WorkerError(f"a worker could not start: {hello}")
+            raise WorkerError.told("a worker could not start", hello)
         ours, theirs = software(), hello.software
         other = [f"{name} {theirs[name]} and not {ours[name]}" for name in ours if theirs[name] != ours[name]]
         if other:
@@ -188,7 +188,7 @@ class RayExecutor(Crew[_Actor]):
             raise WorkerError(f"a node of the Ray cluster cannot start a worker ({lines[-1]}): is the same installed there?")
         if lost.starting is not None:
             self._false_starts += 1
-        if self._false_starts > MAX_LOSSES:
+        if self._false_starts > MAX_LOSSES * len(self._workers):  # a node that is lost takes several at once
             raise WorkerError(f"workers are lost before they begin: {reason}")
         for job, _ in lost.orders.values():
             number = job.dispatch.number
