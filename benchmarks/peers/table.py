@@ -78,7 +78,7 @@ def put(page: str, mark: str, text: str) -> str:
 
 
 def draw(races: dict[str, Any]) -> None:
-    """A panel for each job: time for each used step over the bare loop, or milliseconds per update."""
+    """A panel for each job: time for each step made over the bare loop, or milliseconds per update."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -103,7 +103,7 @@ def _panel(axes: Any, name: str, shown: list[Standing]) -> None:
     overhead = name == "overhead"
     if overhead:
         shown = [one for one in shown if not one.name.startswith("bare")]
-    values = [one.beyond_ms if overhead else one.per_used_step for one in shown]
+    values = [one.beyond_ms if overhead else one.per_made_step for one in shown]
     most = 6.0 if overhead else 1.8
     colours = ["#3949ab" if one.name.startswith("ours") else "#9e9e9e" if "bare" in one.name else "#ffb74d" for one in shown]
     bars = axes.barh([one.name for one in shown], [min(value, most) for value in values], color=colours)
@@ -113,7 +113,7 @@ def _panel(axes: Any, name: str, shown: list[Standing]) -> None:
     axes.set_xlabel(
         "milliseconds per update beyond the bare loop, medians"
         if overhead
-        else "time for each step used, over the bare loop's, medians"
+        else "time for each step made, used or not, over the bare loop's, medians"
     )
     if not overhead:
         axes.axvline(1.0, color="#616161", linewidth=0.8, linestyle=":")

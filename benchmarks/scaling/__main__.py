@@ -1,6 +1,6 @@
 """What an update costs beyond training, against N, Mc, M, model size, |U| and workers, with the exponents.
 
-python -m benchmarks.scaling                     some four minutes; writes results/scaling/scaling.json,
+python -m benchmarks.scaling                     two and a half minutes on a quiet machine; writes results/scaling/scaling.json,
                                                  the numbers in docs/scaling.md and its pictures
 python -m benchmarks.scaling clients model       only these axes; the others keep their results
 python -m benchmarks.scaling --quick             seconds; prints the table and writes nothing

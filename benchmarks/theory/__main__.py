@@ -1,6 +1,6 @@
 """The mean squared gradient norm over T, over M and over staleness, beside the theorem's rates.
 
-python -m benchmarks.theory                  some five minutes on 2 cores; writes results/theory/theory.json,
+python -m benchmarks.theory                  half an hour on 2 busy cores; writes results/theory/theory.json,
                                              the numbers in docs/theory.md and its pictures
 python -m benchmarks.theory --quick          half a minute; prints the tables and writes nothing
 python -m benchmarks.theory --page           runs nothing: page and pictures from the file of results

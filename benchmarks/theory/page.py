@@ -79,10 +79,7 @@ def staleness(results: Results) -> str:
     for sweep, name in (("slow", "slow tenth × {:g}"), ("Mc", "Mc = {:g}")):
         for buff, taught in zip(rows_of(results, sweep, FEDBUFF), rows_of(results, sweep, FEDECHO), strict=True):
             known = [f"{buff['mean_staleness']:.1f}", f"{buff['max_staleness']}", f"{buff['average_max']:.1f}"]
-            squares = [
-                f"{interval(row['mean_square']).mean:.4f} ± {interval(row['mean_square']).half_width:.4f}"
-                for row in (buff, taught)
-            ]
+            squares = [_figures(interval(row["mean_square"])) for row in (buff, taught)]
             lines.append([name.format(buff["x"]), *known, *squares])
     return table(["", "mean τ", "τ_max", "τ_avg", "FedBuff", "FedEcho"], lines)
 
