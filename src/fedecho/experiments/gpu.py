@@ -1,6 +1,7 @@
 """An experiment put together on one GPU: several clients at once, captured whole, or else one at a time in captured steps."""
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -128,8 +129,13 @@ class MakeBench:
         device = the_gpu() if self.device is None else torch.device(self.device)
         settings = ExitStack()
         settings.enter_context(gpu_settings(self.precision, device))
-        parts = GpuParts(self.experiment, self.precision, device, serves=False)
+        parts = GpuParts(self.experiment, self.precision, device, _on_stderr, serves=False)
         return Bench(parts.network.layout, parts.executor(SLOTS, None), device, settings)
+
+
+def _on_stderr(text: str) -> None:
+    """A worker has nobody else to tell."""
+    print(text, file=sys.stderr, flush=True)
 
 
 class _Template:
