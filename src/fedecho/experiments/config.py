@@ -19,7 +19,7 @@ from fedecho.experiments.toml import MAX_DEPTH, parsed, read_toml
 from fedecho.tasks import TASKS
 
 Tree = dict[str, Any]
-MOST = 3 * 10**38
+MOST = 3.4e38
 """float32, in which everything is computed, holds hardly more."""
 
 
@@ -258,7 +258,7 @@ def _plain(value: Any, hint: Any, path: str) -> Any:
             return value
         if option is float and type(value) in (int, float) and not isnan(value):
             if abs(value) > MOST:
-                raise ConfigError(f"{path} must be within 3e38 of 0, which is what float32 holds, got {str(value)[:24]}")
+                raise ConfigError(f"{path} must be within 3.4e38 of 0, which is what float32 holds, got {str(value)[:24]}")
             return float(value)
         if option in (int, str, bool, NoneType) and type(value) is option:
             return value
