@@ -100,6 +100,7 @@ class World:
 
 
 def rate(num_clients: int, concurrency: int, arrivals: int, buffer_size: int = 100) -> None:
+    concurrency = min(concurrency, num_clients)
     world = World(num_clients, concurrency, buffer_size)
     wall, cpu = world.run(arrivals)
     server = world.server

@@ -75,6 +75,9 @@ CONTENDERS = [
 def run(contender: Contender, job: Job, limit_s: float, *, watched: bool = False) -> dict[str, Any]:
     """What it told, with its steps and times, or why it told nothing. Times of a watched run are not to be used."""
     job = contender.on(job)
+    if not Path(contender.command[0]).exists():
+        told = f"{contender.peer} is not installed: python -m benchmarks.peers.install {contender.peer}"
+        return {"name": contender.name, "error": told, "stderr": ""}
     with tempfile.TemporaryDirectory(prefix="peers-") as folder:
         watch = Watch(folder) if watched else None
         began = time.time()

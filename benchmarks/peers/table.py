@@ -133,6 +133,7 @@ def main() -> None:
     if options.gpu.exists():
         page = put(page, "gpu", gpu_table(json.loads(options.gpu.read_text())))
     PAGE.write_text(page)
+    print(f"written: {PAGE.relative_to(ROOT)}, {PICTURE.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

@@ -123,7 +123,7 @@ def test_a_client_that_fails_by_itself_is_set_aside_as_one_that_is_refused() -> 
         if time < 2:
             server.idle.remove(client)
             server.open[client] = Open(99, server.versions.acquire().version)
-    assert receipt.reason == "it raised; set aside until version 2"
+    assert receipt.reason == "it raised; the client is set aside until version 2"
     assert server.gate.set_aside == {client: 2}
     assert client not in server.idle
     assert server.reasons == {CLIENT_FAILED: 3}

@@ -23,6 +23,10 @@ def one_clear_line(result: Result, *parts: str) -> None:
         assert part in said
 
 
+def test_workers_without_an_executor_that_has_them_are_refused() -> None:
+    one_clear_line(fedecho("run", "digits", "--workers", "3"), "--workers 3", "pool, ray or cuda")
+
+
 @pytest.fixture(autouse=True)
 def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

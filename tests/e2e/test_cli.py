@@ -100,6 +100,9 @@ def test_a_file_may_start_from_a_recipe(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text('recipe = "digits"\nseed = 2\n[algorithm]\nname = "fadas"\nserver_lr = 0.5\n')
     experiment = load("mine.toml")
     assert (experiment.algorithm.server_lr, experiment.algorithm.buffer_size, experiment.seed) == (0.5, 3, 2)
+    (tmp_path / "large.toml").write_text('recipe = "digits"\n[algorithm]\nname = "fedbuff"\nbuffer_size = 7\n')
+    sizes = [load("large.toml", algorithm=name).buffer_size for name in ("fedbuff", "ca2fl", "fedac", "fadas", "fedecho")]
+    assert sizes == [7] * 5, "the file's M is every method's"
     other = load("mine.toml", algorithm="ca2fl", settings=["local.batch_size=7"])
     assert (other.algorithm.num_clients, other.local.batch_size, other.task.seed) == (20, 7, 2)
 

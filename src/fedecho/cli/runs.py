@@ -208,7 +208,8 @@ def _as_before(before: dict[str, Any], executor: str | None, workers: int | None
     """How a run goes on: where it ran before, unless told otherwise. A GPU rounds in its own way, so it stays on one."""
     chosen = executor or before.get("executor", "serial")
     device = "cuda" if "device" in before and chosen in ("pool", "ray") else None
-    address = address or (before.get("address") if chosen == "ray" else None)
+    if address is None and executor is None and chosen == "ray":  # who says --executor ray alone wants one of this machine
+        address = before.get("address")
     return execution_options(
         chosen, workers, before.get("precision", "bf16"), before.get("deterministic", False), device, address
     )

@@ -40,6 +40,7 @@ from fedecho.report.paper_tables import as_csv, as_markdown, as_text, lines_of, 
 from fedecho.report.progress import LiveProgress
 
 RESULTS = Path("results")
+WIDE = 160
 TABLES = VISION_TABLES | TEXT_TABLES
 
 
@@ -147,7 +148,7 @@ def _run(missing: list[Cell], results: Path, runs: Path, options: dict[str, Any]
 def _show(paper: PaperTable, results: Path, seeds: tuple[int, ...], form: str) -> None:
     if form == "text":
         for shown in as_text(paper, results, seeds):
-            out.print(shown)
+            out.print(shown, width=None if out.is_terminal else WIDE)  # a file has no width; what is cut off there is lost
         for note in notes_of(paper, results, seeds):
             out.print(note, soft_wrap=True, highlight=False)
     else:

@@ -197,7 +197,7 @@ class Server(Generic[S]):
     def _refuse(self, client: int, work: Open, staleness: int, fault: Fault, status: str = "rejected") -> Receipt:
         text = fault.text
         if self.gate.refused(client, self.model.version):
-            text = one_line(text, MOST_REASON - 50) + f"; set aside until version {self.gate.set_aside[client]}"
+            text = one_line(text, MOST_REASON - 65) + f"; the client is set aside until version {self.gate.set_aside[client]}"
         else:
             self.idle.add(client)
         return Receipt(status, client, text, fault.code, work.number, work.base_version, staleness)

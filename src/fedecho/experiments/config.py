@@ -105,17 +105,21 @@ def load(
 
 
 def _another_method(name: str, tree: Tree) -> Tree:
-    """The table of another method: a recipe knows its values; of a plain file's method only the buffer's size is kept."""
+    """The table of another method: a recipe knows its values; of a file's own method only the buffer's size is kept."""
     _among(name, ALGORITHMS, "algorithm")
     old = tree.get("algorithm", {})
     if isinstance(old, Mapping) and old.get("name") == name:
         return dict(old)
-    if "recipe" in tree or not isinstance(old, Mapping):
+    if not isinstance(old, Mapping):
         return {"name": name}
     inner = old.get("inner")
     buffer_size = old.get("buffer_size", inner.get("buffer_size") if isinstance(inner, Mapping) else None)
     kept = {} if buffer_size is None or name == "fedasync" else {"buffer_size": buffer_size}
-    return {"name": name, "inner": {"name": "fedbuff", **kept}} if name == "fedecho" else {"name": name, **kept}
+    if name != "fedecho":
+        return {"name": name, **kept}
+    if "recipe" in tree:  # which names the inner method too
+        return {"name": name, "inner": kept} if kept else {"name": name}
+    return {"name": name, "inner": {"name": "fedbuff", **kept}}
 
 
 def _file(source: str) -> Tree:

@@ -41,6 +41,8 @@ class Execution:
             raise ValueError(f"--executor must be one of {', '.join(EXECUTORS)}, got {self.executor!r}")
         if self.workers is not None and self.workers < 1:
             raise ValueError(f"--workers must be at least 1, got {self.workers}")
+        if self.executor == "serial" and (self.workers or 1) > 1:
+            raise ValueError(f"--workers {self.workers} goes with --executor pool, ray or cuda: serial is this process alone")
         if self.precision not in DTYPES:
             raise ValueError(f"--precision must be bf16 or fp32, got {self.precision!r}")
         self._check_device()

@@ -156,7 +156,10 @@ class _Run:
         if self.folder is None:
             self.record = Record.in_memory(runtimes, every)
         elif resume:
-            self.record = Record.continued(self.folder, runtimes, self._restore(say), every)
+            mark = self._restore(say)
+            if mark is None:
+                say(f"there is no checkpoint in {self.folder} yet: the run begins anew")
+            self.record = Record.continued(self.folder, runtimes, mark, every)
             if self.tally.accepted < self.simulation.server.counts["accepted"]:  # a checkpoint from before there were tallies
                 self.tally = Tally.of(self.record.lines())
         else:
