@@ -99,6 +99,16 @@ def test_a_few_deaths_of_many_jobs_do_not_end_a_long_run(pool: HandPool) -> None
         assert pool.result(number).metrics == {"number": float(number)}
 
 
+def test_idle_workers_that_die_now_and_then_do_not_end_it_either(pool: HandPool) -> None:
+    for number in range(2 * MAX_RESTARTS):
+        pool.kill(number)
+        pool._collect()
+        pool.submit(job(number), float(number))
+        (order,) = pool.orders(number + 1)
+        pool.answer(order, number + 1)
+        assert pool.result(number).metrics == {"number": float(number)}
+
+
 def test_workers_that_keep_dying_end_the_run(pool: HandPool) -> None:
     pool.submit(job(0), 0.0)
     for worker in range(MAX_RESTARTS):

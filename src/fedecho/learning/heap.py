@@ -1,7 +1,7 @@
 """Training on a CPU frees and asks for the same megabytes in every step; the process had better keep them.
 
 glibc gives what is free at the end of its heap back to the system, and every page of it must be fetched again a millisecond
-later: some 6 % of the time of a bare loop on LeNet-5 or ResNet-18, and up to a fifth where the heap lies badly (docs/peers.md).
+later: some 6 % of the time of a bare loop on LeNet-5 or ResNet-18 (docs/peers.md).
 """
 
 import ctypes

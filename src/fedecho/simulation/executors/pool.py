@@ -127,6 +127,8 @@ class PoolExecutor(Crew[_Worker]):
             if answer.number == NOT_STARTED:
                 raise WorkerError.told("a worker could not start", getattr(answer, "error", ""))
             job, segment = worker.orders.pop(answer.number)
+            for number in (answer.number, NOT_STARTED):  # who answers has started
+                self._losses.pop(number, None)
             self._release(job)
             self._settle(answer.number, self._update(answer, job, segment) if isinstance(answer, Done) else answer)
             self._segments.give_back(segment)
@@ -158,7 +160,7 @@ class PoolExecutor(Crew[_Worker]):
             raise WorkerError(
                 'a pool starts processes that import your script: put what runs in it under `if __name__ == "__main__":`'
             )
-        # A job that kills its workers ends the run, and so does a worker that dies before it has one; a week's few deaths do not.
+        # A job that kills its workers ends the run, and so do workers that die one after another before they have one.
         for number in dead.orders or (NOT_STARTED,):
             self._losses[number] += 1
             if self._losses[number] > MAX_RESTARTS:
