@@ -26,7 +26,7 @@ class HandProcess:
     def __init__(self) -> None:
         self.joined = self.terminated = False
 
-    def join(self) -> None:
+    def join(self, timeout: float | None = None) -> None:
         self.joined = True
 
     def terminate(self) -> None:

@@ -1,5 +1,7 @@
 """A small task for worker processes, which must be able to import it."""
 
+import signal
+import time
 from dataclasses import dataclass, field
 
 import torch
@@ -26,4 +28,15 @@ class MoodyDigits(DigitsTask):
     def batch(self, client: int, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         if client == self.moody:
             raise ZeroDivisionError("not today")
+        return super().batch(client, rows, generator)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeafDigits(MoodyDigits):
+    """A client whose data never comes, in a process that does not listen to SIGTERM."""
+
+    def batch(self, client: int, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        if client == self.moody:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            time.sleep(3600)
         return super().batch(client, rows, generator)

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from pool_tasks import LOCAL, MOODY, MoodyDigits
+from pool_tasks import LOCAL, MOODY, DeafDigits, MoodyDigits
 
 from fedecho.algorithms import FedAC
 from fedecho.core.drive import Moment, drive
 from fedecho.core.server import Server
 from fedecho.core.types import ClientUpdate, Dispatch, GlobalModel, Weights
 from fedecho.experiments.build import MakeTrainer
+from fedecho.simulation.executors import pool as executors_pool
 from fedecho.simulation.executors.executor import Executor, Job
 from fedecho.simulation.executors.pool import PoolExecutor, WorkerError
 from fedecho.simulation.executors.serial import SerialExecutor
@@ -140,6 +142,27 @@ def test_a_worker_killed_at_work_is_replaced_and_nothing_changes(pool: PoolExecu
     for number in (30, 31):
         assert_same(pool.result(number), trainer.train(job(number, number % 3).dispatch))
     assert pool._workers[0].process.pid != pid
+
+
+def test_a_worker_that_will_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool closes even if its worker is stuck and deaf to SIGTERM."""
+    monkeypatch.setattr(executors_pool, "GRACE_S", 0.2)
+    make = MakeTrainer(DeafDigits(), LOCAL, seed=0)
+    stuck = PoolExecutor(num_workers=1, layout=make().network.layout, make_trainer=make)
+    stuck.submit(job(0, 0), 0.0)
+    stuck.result(0)
+    stuck.submit(job(1, MOODY), 0.0)
+    process = stuck._workers[0].process
+    ignores = 1 << (signal.SIGTERM - 1)
+    while not int(status_of(process.pid or 0)["SigIgn"], 16) & ignores:
+        time.sleep(0.01)
+    stuck.close()
+    assert process.exitcode == -signal.SIGKILL
+
+
+def status_of(pid: int) -> dict[str, str]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
 class Federation:

@@ -22,6 +22,8 @@ from fedecho.simulation.executors.worker import NEEDS_GUARD, NOT_STARTED, Done, 
 
 __all__ = ["AHEAD", "DEPTH", "MAX_RESTARTS", "PoolExecutor", "WorkerError"]
 MAX_RESTARTS = 3
+GRACE_S = 5.0
+"""How long a worker that was told to end may take; it owns nothing that a kill would harm."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -67,7 +69,7 @@ class PoolExecutor(Crew[_Worker]):
             if worker.orders:
                 worker.process.terminate()
         for worker in self._workers:
-            worker.process.join()
+            _ended(worker.process)
         self._workers.clear()
         self._segments.close()
 
@@ -155,7 +157,7 @@ class PoolExecutor(Crew[_Worker]):
 
     def _replace(self, dead: _Worker) -> None:
         """A worker died: start another and let its jobs run again, to the same result."""
-        dead.process.join()
+        _ended(dead.process)
         if dead.process.exitcode == NEEDS_GUARD:
             raise WorkerError(
                 'a pool starts processes that import your script: put what runs in it under `if __name__ == "__main__":`'
@@ -184,6 +186,14 @@ def seeing(gpu: str | None) -> Iterator[None]:
         if gpu is not None:
             os.environ.pop(VISIBLE)
             os.environ.update({VISIBLE: before[VISIBLE]} if VISIBLE in before else {})
+
+
+def _ended(process: SpawnProcess) -> None:
+    """A task, or a library under it, may have taken SIGTERM for itself: nobody waits for such a worker for ever."""
+    process.join(GRACE_S)
+    if process.exitcode is None:
+        process.kill()
+        process.join()
 
 
 def _heard(pipe: Connection) -> Done | Failed | None:
