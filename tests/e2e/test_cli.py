@@ -96,6 +96,21 @@ def test_compare_ends_in_a_table_and_keeps_what_is_finished(tmp_path: Path) -> N
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
 
 
+def test_compare_runs_where_it_is_told(tmp_path: Path) -> None:
+    """A pool inside a process of the comparison: the bytes of serial, and the record says where it ran."""
+    words = ["compare", "digits", "--algorithms", "fedbuff", "--seeds", "0", "--versions", "2", *SHORT]
+    fedecho(*words, "--out", "plain")
+    fedecho(*words, "--out", "pooled", "--executor", "pool", "--workers", "2")
+    models = [load_file(tmp_path / name / "fedbuff-seed0" / "model.safetensors") for name in ("plain", "pooled")]
+    assert all(models[0][name].equal(models[1][name]) for name in models[0])
+    header = next(iter(read_record(tmp_path / "pooled" / "fedbuff-seed0")))
+    assert header["execution"]["executor"] == "pool"
+    refused = CliRunner().invoke(app, [*words, "--out", "wrong", "--executor", "pol"])
+    assert refused.exit_code == 2
+    assert "pol" in refused.stderr
+    assert not (tmp_path / "wrong").exists()
+
+
 def test_a_file_may_start_from_a_recipe(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text('recipe = "digits"\nseed = 2\n[algorithm]\nname = "fadas"\nserver_lr = 0.5\n')
     experiment = load("mine.toml")

@@ -7,7 +7,8 @@ import pytest
 import torch
 from hand_pool import LAYOUT, HandPool, job
 
-from fedecho.simulation.executors.pool import AHEAD, MAX_RESTARTS, PoolExecutor, WorkerError
+from fedecho.simulation.executors.crew import MAX_LOSSES
+from fedecho.simulation.executors.pool import AHEAD, PoolExecutor, WorkerError
 
 
 def test_a_clients_failure_is_told_with_its_number(pool: HandPool) -> None:
@@ -89,7 +90,7 @@ def test_a_job_due_before_results_that_wait_may_start_beyond_the_bound(pool: Han
 
 
 def test_a_few_deaths_of_many_jobs_do_not_end_a_long_run(pool: HandPool) -> None:
-    for number in range(2 * MAX_RESTARTS):
+    for number in range(2 * MAX_LOSSES):
         pool.submit(job(number), float(number))
         pool.kill(number)
         pool._collect()
@@ -100,7 +101,7 @@ def test_a_few_deaths_of_many_jobs_do_not_end_a_long_run(pool: HandPool) -> None
 
 
 def test_idle_workers_that_die_now_and_then_do_not_end_it_either(pool: HandPool) -> None:
-    for number in range(2 * MAX_RESTARTS):
+    for number in range(2 * MAX_LOSSES):
         pool.kill(number)
         pool._collect()
         pool.submit(job(number), float(number))
@@ -111,13 +112,22 @@ def test_idle_workers_that_die_now_and_then_do_not_end_it_either(pool: HandPool)
 
 def test_workers_that_keep_dying_end_the_run(pool: HandPool) -> None:
     pool.submit(job(0), 0.0)
-    for worker in range(MAX_RESTARTS):
+    for worker in range(MAX_LOSSES):
         pool.kill(worker)
         pool._collect()
         pool._pump()
-    pool.kill(MAX_RESTARTS)
-    with pytest.raises(WorkerError, match=r"workers keep dying \(exit code -9\)"):
+    pool.kill(MAX_LOSSES)
+    with pytest.raises(WorkerError, match=r"client 0 lost 4 workers; out of memory\? \(exit code -9\)"):
         pool.result(0)
+
+
+def test_workers_that_die_before_they_have_a_job_end_the_run(pool: HandPool) -> None:
+    for worker in range(MAX_LOSSES):
+        pool.kill(worker)
+        pool._collect()
+    pool.kill(MAX_LOSSES)
+    with pytest.raises(WorkerError, match=r"workers are lost before they begin: exit code -9"):
+        pool._collect()
 
 
 def test_closing_stops_who_is_busy_and_removes_the_shared_memory() -> None:

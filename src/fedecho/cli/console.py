@@ -10,7 +10,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
-from fedecho.cli.complete import complete_setting, complete_sink, complete_source
+from fedecho.cli.complete import complete_executor, complete_setting, complete_sink, complete_source
 from fedecho.core.checkpoint import CheckpointError
 from fedecho.core.disk import DiskFullError
 from fedecho.data.locate import VARIABLE
@@ -47,6 +47,9 @@ Track = Annotated[
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but where the result is, and errors.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, nothing else; for scripts.")]
 Versions = Annotated[int | None, typer.Option("--versions", help="How many global versions to make.")]
+ExecutorOption = Annotated[
+    str, typer.Option("--executor", help="Where clients train: serial, pool, cuda or ray.", autocompletion=complete_executor)
+]
 WorkersOption = Annotated[
     int | None,
     typer.Option("--workers", help="Processes of the pool (2), actors of Ray (one a core), or clients at once on a GPU (6)."),

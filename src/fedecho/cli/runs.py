@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from fedecho.algorithms import ALGORITHMS
-from fedecho.cli.complete import complete_algorithm, complete_algorithms, complete_executor
+from fedecho.cli.complete import complete_algorithm, complete_algorithms
 from fedecho.cli.console import (
     AddressOption,
     AsJson,
@@ -17,6 +17,7 @@ from fedecho.cli.console import (
     DataDir,
     Deterministic,
     DeviceOption,
+    ExecutorOption,
     PrecisionOption,
     Quiet,
     Settings,
@@ -81,10 +82,7 @@ def run(
     seed: Annotated[int | None, typer.Option(help="The seed of everything random.")] = None,
     versions: Versions = None,
     settings: Settings = None,
-    executor: Annotated[
-        str,
-        typer.Option("--executor", help="Where clients train: serial, pool, cuda or ray.", autocompletion=complete_executor),
-    ] = "serial",
+    executor: ExecutorOption = "serial",
     workers: WorkersOption = None,
     device: DeviceOption = None,
     address: AddressOption = None,
@@ -154,7 +152,15 @@ def compare(
     seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0,1,2",
     versions: Versions = None,
     settings: Settings = None,
-    jobs: Annotated[int | None, typer.Option(help="Runs at a time; by default one per core.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(help="Runs at a time; by default one per core with serial, else one after the other.")
+    ] = None,
+    executor: ExecutorOption = "serial",
+    workers: WorkersOption = None,
+    device: DeviceOption = None,
+    address: AddressOption = None,
+    precision: PrecisionOption = "bf16",
+    deterministic: Deterministic = False,
     folder: Annotated[Path | None, typer.Option("--out", help="Finished runs in it are kept, stopped ones resumed.")] = None,
     data_dir: DataDir = None,
     track: Track = None,
@@ -169,19 +175,21 @@ def compare(
         use_data_dir(data_dir)
         check_names(track or ())
         target = folder or Path("runs") / f"compare-{Path(source).stem}"
+        execution = execution_options(executor, workers, precision, deterministic, device, address)
         plan = [
             Planned(
                 f"{algorithm} seed {seed}",
                 load(source, algorithm=algorithm, seed=seed, versions=versions, settings=settings or ()),
                 target / f"{algorithm}-seed{seed}",
                 tuple(track or ()),
+                execution,
             )
             for seed in numbers(seeds, "--seeds")
             for algorithm in _names(algorithms)
         ]
         usable(target)
         with LiveProgress(err, silent=quiet or as_json) as progress:
-            summaries = run_all(plan, jobs=_jobs(jobs), see=progress.update)
+            summaries = run_all(plan, jobs=_jobs(jobs, executor), see=progress.update)
         if as_json:
             print_json({"folder": str(target), "runs": [asdict(summary) for summary in summaries]})
         elif quiet:
@@ -264,10 +272,12 @@ def _names(text: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _jobs(jobs: int | None) -> int:
+def _jobs(jobs: int | None, executor: str) -> int:
     if jobs is not None and jobs < 1:
         raise ConfigError(f"--jobs must be at least 1, got {jobs}")
-    return jobs or os.cpu_count() or 1
+    if jobs is None:  # the others take the machine for one run
+        return os.cpu_count() or 1 if executor == "serial" else 1
+    return jobs
 
 
 def _first_line(cls: type[Any]) -> str:

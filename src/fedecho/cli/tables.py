@@ -15,6 +15,7 @@ from fedecho.cli.console import (
     DataDir,
     Deterministic,
     DeviceOption,
+    ExecutorOption,
     PrecisionOption,
     Settings,
     Source,
@@ -51,7 +52,7 @@ def table(
     ] = None,
     seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0,1,2",
     settings: Settings = None,
-    executor: Annotated[str, typer.Option(help="cuda, serial, pool or ray.")] = "cuda",
+    executor: ExecutorOption = "cuda",
     workers: WorkersOption = None,
     device: DeviceOption = None,
     address: AddressOption = None,
@@ -95,7 +96,7 @@ def cost(
     algorithms: Annotated[str, typer.Option(help="Methods, separated by commas.")] = "fedbuff,ca2fl,fedac,fadas,fedecho",
     versions: Annotated[int, typer.Option(help="Versions to measure over.")] = 10,
     settings: Settings = None,
-    executor: Annotated[str, typer.Option(help="serial, pool, cuda or ray.")] = "serial",
+    executor: ExecutorOption = "serial",
     data_dir: DataDir = None,
 ) -> None:
     """What each method costs the server: seconds of inference and distillation per version, versions and bytes held."""

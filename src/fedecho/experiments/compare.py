@@ -3,10 +3,10 @@
 import multiprocessing
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -35,6 +35,8 @@ class Planned:
     experiment: Experiment
     folder: Path
     track: tuple[str, ...] = ()
+    execution: Mapping[str, Any] = field(default_factory=dict)
+    """How it is computed, in the words of ``simulate``."""
 
 
 def run_all(plan: list[Planned], *, jobs: int, see: See) -> list[Summary]:
@@ -114,4 +116,5 @@ def _run_one(planned: Planned) -> None:
             tracker(moment, scores)
             follow(moment, scores)
 
-        simulate(planned.experiment, out=planned.folder, resume=(planned.folder / RECORD).exists(), watch=watch)
+        begun = (planned.folder / RECORD).exists()
+        simulate(planned.experiment, out=planned.folder, resume=begun, watch=watch, **planned.execution)

@@ -1,6 +1,7 @@
 """Workers that are given jobs in the order these are due: what a pool of processes and a cluster have in common."""
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Set
 from heapq import heappop, heappush
 from typing import Generic, Protocol, TypeVar
@@ -13,6 +14,9 @@ DEPTH = 2
 """Orders a worker holds at once: it goes on training while this process distils."""
 AHEAD = 4
 """Results per worker that may wait for their time, by default, and twice as many while others are due before: it bounds memory."""
+
+MAX_LOSSES = 3
+"""Workers that a job may lose, and workers in a row, for each there should be, that may be lost before they have begun."""
 
 
 class WorkerError(RuntimeError):
@@ -55,6 +59,8 @@ class Crew(ABC, Generic[W]):
         self._results: dict[int, ClientUpdate | Failed] = {}
         self._running: set[int] = set()
         self._cancelled: set[int] = set()
+        self._losses: Counter[int] = Counter()
+        self._false_starts = 0
         self._workers: list[W] = []
         self.num_trained = 0
 
@@ -127,18 +133,34 @@ class Crew(ABC, Generic[W]):
     def _settle(self, number: int, found: ClientUpdate | Failed) -> None:
         """An order was answered."""
         self.num_trained += 1
+        self._begun()
+        self._losses.pop(number, None)
         self._running.discard(number)
         if number in self._cancelled:
             self._cancelled.discard(number)
         else:
             self._results[number] = found
 
-    def _put_back(self, job: Job) -> None:
-        """A worker is gone with this order: it goes to the next that has room, and to the same result."""
+    def _begun(self) -> None:
+        """A worker has started well."""
+        self._false_starts = 0
+
+    def _false_start(self, reason: str) -> None:
+        """A worker was lost before it had begun: when that goes on and on, nothing will come of it."""
+        self._false_starts += 1
+        if self._false_starts > MAX_LOSSES * len(self._workers):  # a node that is lost takes several at once
+            raise WorkerError(f"workers are lost before they begin: {reason}")
+
+    def _put_back(self, job: Job, reason: str) -> None:
+        """A worker is gone with this order: another does it, to the same result, unless it has cost too many."""
         number = job.dispatch.number
+        self._losses[number] += 1
+        if self._losses[number] > MAX_LOSSES:
+            raise WorkerError(f"client {job.dispatch.client} lost {self._losses[number]} workers; out of memory? ({reason})")
         self._running.discard(number)
         if number in self._cancelled:
             self._cancelled.discard(number)
+            self._losses.pop(number)
             return
         self._jobs[number] = job
         heappush(self._pending, (float("-inf"), number))

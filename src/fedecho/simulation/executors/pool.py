@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,8 +19,7 @@ from fedecho.simulation.executors.executor import Job
 from fedecho.simulation.executors.shared import Segment, Segments
 from fedecho.simulation.executors.worker import NEEDS_GUARD, NOT_STARTED, Done, Failed, Order, deaf_children, work
 
-__all__ = ["AHEAD", "DEPTH", "MAX_RESTARTS", "PoolExecutor", "WorkerError"]
-MAX_RESTARTS = 3
+__all__ = ["AHEAD", "DEPTH", "PoolExecutor", "WorkerError"]
 GRACE_S = 5.0
 """How long a worker that was told to end may take; it owns nothing that a kill would harm."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -59,7 +57,6 @@ class PoolExecutor(Crew[_Worker]):
         self._device = device
         self._segments = Segments(2 * layout.num_params + layout.num_buffers)
         self._models: dict[int, tuple[Segment, set[int]]] = {}
-        self._losses: Counter[int] = Counter()
         places = [None] * num_workers if gpus is None else list(gpus)[:num_workers]
         self._workers = [self._spawn(gpu) for gpu in places]
 
@@ -129,8 +126,6 @@ class PoolExecutor(Crew[_Worker]):
             if answer.number == NOT_STARTED:
                 raise WorkerError.told("a worker could not start", getattr(answer, "error", ""))
             job, segment = worker.orders.pop(answer.number)
-            for number in (answer.number, NOT_STARTED):  # who answers has started
-                self._losses.pop(number, None)
             self._release(job)
             self._settle(answer.number, self._update(answer, job, segment) if isinstance(answer, Done) else answer)
             self._segments.give_back(segment)
@@ -162,16 +157,14 @@ class PoolExecutor(Crew[_Worker]):
             raise WorkerError(
                 'a pool starts processes that import your script: put what runs in it under `if __name__ == "__main__":`'
             )
-        # A job that kills its workers ends the run, and so do workers that die one after another before they have one.
-        for number in dead.orders or (NOT_STARTED,):
-            self._losses[number] += 1
-            if self._losses[number] > MAX_RESTARTS:
-                raise WorkerError(f"workers keep dying (exit code {dead.process.exitcode}); out of memory?")
-        self._workers[self._workers.index(dead)] = self._spawn(dead.gpu)
+        reason = f"exit code {dead.process.exitcode}"
+        if not dead.orders:
+            self._false_start(reason)
         for job, segment in dead.orders.values():
             self._release(job)
             self._segments.give_back(segment)
-            self._put_back(job)
+            self._put_back(job, reason)
+        self._workers[self._workers.index(dead)] = self._spawn(dead.gpu)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Actors on a Ray cluster, one for each core or GPU; the weights of a version lie once in its object store."""
 
 import weakref
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,8 +23,6 @@ from fedecho.simulation.executors.worker import Failed
 
 ASKED = 2
 """Results that are asked of a GPU's actor at once: the next is on its way while one is taken up."""
-MAX_LOSSES = 3
-"""Workers that a job may lose, and workers in a row that may be lost before they have begun."""
 TELL_S = 30.0
 PATIENCE_S = 600.0
 """How long to wait, with nobody at work, for room in the cluster."""
@@ -64,8 +62,6 @@ class RayExecutor(Crew[_Actor]):
         self._device = device
         self._say = say
         self._models: dict[int, ObjectRef[Arrays]] = {}
-        self._losses: Counter[int] = Counter()
-        self._false_starts = 0
         self._waited_s = 0.0
         self.num_stored = 0
         on_gpu = cluster.resource == "GPU"
@@ -150,7 +146,6 @@ class RayExecutor(Crew[_Actor]):
             return
         number = worker.asked.pop(ref)
         job, _ = worker.orders.pop(number)
-        self._losses.pop(number, None)
         self._settle(number, found if isinstance(found, Failed) else self._update(job, found))
 
     def _welcome(self, worker: _Actor, hello: Hello | str) -> None:
@@ -161,7 +156,7 @@ class RayExecutor(Crew[_Actor]):
         if other:
             raise WorkerError(f"the Ray node {hello.host} has {', '.join(other)}: install the same on every node")
         worker.starting, worker.hello = None, hello
-        self._false_starts = 0
+        self._begun()
 
     def _update(self, job: Job, parcel: Parcel) -> ClientUpdate:
         delta, buffers, correction = parcel.arrays
@@ -187,15 +182,9 @@ class RayExecutor(Crew[_Actor]):
         if getattr(error, "actor_init_failed", False):
             raise WorkerError(f"a node of the Ray cluster cannot start a worker ({lines[-1]}): is the same installed there?")
         if lost.starting is not None:
-            self._false_starts += 1
-        if self._false_starts > MAX_LOSSES * len(self._workers):  # a node that is lost takes several at once
-            raise WorkerError(f"workers are lost before they begin: {reason}")
+            self._false_start(reason)
         for job, _ in lost.orders.values():
-            number = job.dispatch.number
-            self._losses[number] += 1
-            if self._losses[number] > MAX_LOSSES:
-                raise WorkerError(f"client {job.dispatch.client} lost {self._losses[number]} workers; out of memory? {reason}")
-            self._put_back(job)
+            self._put_back(job, reason)
         self._workers[self._workers.index(lost)] = self._hire()
         where = "" if lost.hello is None else f" on {lost.hello.host}"
         self._say(f"a worker{where} was lost: another takes its place, its {len(lost.orders)} jobs run again ({reason})")
