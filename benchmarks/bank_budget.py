@@ -27,6 +27,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from benchmarks.arguments import at_least_one, positive
 from fedecho import load, simulate
 from fedecho.core.rng import below, uniform
 from fedecho.distill import Bank
@@ -202,13 +203,15 @@ def digits_table(seeds: list[int], versions: int, num_clients: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", nargs="?", choices=["teacher", "digits"], help="only one of them")
-    parser.add_argument("--num-clients", type=int, default=100_000)
-    parser.add_argument("--words", type=int, help="how often clients are heard; by default twice as often as there are clients")
-    parser.add_argument("--budget-mb", type=float, default=2000.0)
+    parser.add_argument("--num-clients", type=at_least_one, default=100_000)
+    parser.add_argument(
+        "--words", type=at_least_one, help="how often clients are heard; by default twice as often as there are clients"
+    )
+    parser.add_argument("--budget-mb", type=positive, default=2000.0)
     parser.add_argument("--dir", default=tempfile.gettempdir(), help="where the mapped file lies")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--versions", type=int, default=100)
-    parser.add_argument("--digits-clients", type=int, default=200)
+    parser.add_argument("--versions", type=at_least_one, default=100)
+    parser.add_argument("--digits-clients", type=at_least_one, default=200)
     options = parser.parse_args()
     if options.table != "digits":
         teacher_table(options.num_clients, options.words or 2 * options.num_clients, options.budget_mb, options.dir)

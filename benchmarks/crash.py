@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.arguments import at_least_one
 from benchmarks.children import Ended, child
 from benchmarks.full_disk import full_disks
 from fedecho.core.rng import below, uniform
@@ -112,7 +113,7 @@ def crashes(parent: Path, num: int, seed: int, whole: Ended, like: tuple[str, st
 def main() -> None:
     torch.set_num_threads(1)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--num", type=int, default=200, help="runs that are killed")
+    parser.add_argument("--num", type=at_least_one, default=200, help="runs that are killed")
     parser.add_argument("--disk-full", type=int, default=0, help="runs whose disk is full")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

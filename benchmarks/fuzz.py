@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.arguments import at_least_one
 from benchmarks.mutations import MUTATIONS
 from fedecho import ALGORITHMS, Experiment, load
 from fedecho.core.checkpoint import encode
@@ -196,7 +197,7 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--num", type=int, default=100_000)
+    parser.add_argument("--num", type=at_least_one, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     began = time.perf_counter()

@@ -20,6 +20,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import Tensor, nn
 
+from benchmarks.arguments import at_least_one
 from fedecho.algorithms import FedBuff
 from fedecho.core.checkpoint import encode
 from fedecho.core.layout import Layout
@@ -151,7 +152,7 @@ def fuzz(num: int, seed: int) -> tuple[Counter[str], Counter[str], list[str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--num", type=int, default=100_000)
+    parser.add_argument("--num", type=at_least_one, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.arguments import at_least_one, need_gpu, positive
 from benchmarks.gpu_steps import NoiseTask, captured, model_of, rate
 from fedecho import load
 from fedecho.core.capture import Precision
@@ -100,9 +101,10 @@ def server_ms(parts: GpuParts) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--streams", type=int, nargs="*", default=[1, 6, 8, 12])
-    parser.add_argument("--seconds", type=float, default=1.5)
+    parser.add_argument("--streams", type=at_least_one, nargs="*", default=[1, 6, 8, 12])
+    parser.add_argument("--seconds", type=positive, default=1.5)
     options = parser.parse_args()
+    need_gpu(parser)
     device, precision, times = the_gpu(), Precision(), 5
     experiment = replace(load("cifar10", algorithm="fedecho"), task=NoiseTask())
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, ResNet-18, batch 50, bf16, compiled", flush=True)

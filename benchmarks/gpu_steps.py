@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.arguments import at_least_one, need_gpu, positive
 from fedecho import Experiment, load
 from fedecho.core.capture import Precision
 from fedecho.core.lanes import mark_here
@@ -160,10 +161,11 @@ def table(experiment: Experiment, num_slots: int, seconds: float) -> list[Row]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--seconds", type=float, default=2.0)
-    parser.add_argument("--slots", type=int, default=6)
+    parser.add_argument("--seconds", type=positive, default=2.0)
+    parser.add_argument("--slots", type=at_least_one, default=6)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    need_gpu(parser)
     the_gpu()
     experiment = replace(load("cifar10", algorithm="fedecho"), task=NoiseTask())
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, ResNet-18, batch 50")

@@ -18,6 +18,7 @@ from unittest.mock import patch
 
 import torch
 
+from benchmarks.arguments import at_least_one
 from fedecho import Experiment, load, simulate
 from fedecho.core.drive import drive
 from fedecho.experiments.build import assembled, one_thread
@@ -95,7 +96,7 @@ def inside(experiment: Experiment, sinks: tuple[str, ...]) -> float:
 def main() -> None:
     torch.set_num_threads(1)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=at_least_one, default=5)
     repeats = parser.parse_args().repeats
     experiment = load("digits", algorithm="fedecho")
     logged(load("digits", versions=2), ("tensorboard",))  # imports

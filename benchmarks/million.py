@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.arguments import at_least_one
 from fedecho import Experiment, FedBuff, LocalTraining, simulate
 from fedecho.core.checkpoint import save_checkpoint
 from fedecho.core.drive import Moment, drive
@@ -236,12 +237,12 @@ def main() -> None:
     torch.set_num_threads(1)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", nargs="?", choices=["rate", "clients", "model", "simulate"], help="only one of them")
-    parser.add_argument("--num-clients", type=int, default=1_000_000)
-    parser.add_argument("--concurrency", type=int, default=10_000)
-    parser.add_argument("--arrivals", type=int, default=500_000)
-    parser.add_argument("--buffer-size", type=int, default=100, help="M of the first table")
-    parser.add_argument("--turns", type=int, default=15)
-    parser.add_argument("--every", type=int, default=100, help="of the record of the third table")
+    parser.add_argument("--num-clients", type=at_least_one, default=1_000_000)
+    parser.add_argument("--concurrency", type=at_least_one, default=10_000)
+    parser.add_argument("--arrivals", type=at_least_one, default=500_000)
+    parser.add_argument("--buffer-size", type=at_least_one, default=100, help="M of the first table")
+    parser.add_argument("--turns", type=at_least_one, default=15)
+    parser.add_argument("--every", type=at_least_one, default=100, help="of the record of the third table")
     options = parser.parse_args()
     few = min(500, options.concurrency)
     pairs = [(1000, few), (options.num_clients, few), (options.num_clients, options.concurrency)]

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
+from benchmarks.arguments import listed
 from fedecho import Experiment, load, simulate
 from fedecho.experiments.defence import defended
 from fedecho.simulation.attacks import KINDS, Attack
@@ -34,16 +35,15 @@ def accuracy(method: str, kind: str, seeds: list[int], *, defence: bool) -> floa
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--seeds", type=listed(int), default=[0, 1, 2])
+    parser.add_argument("--kinds", type=listed(str, KINDS), default=list(KINDS))
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    seeds = [int(seed) for seed in options.seeds.split(",")]
-    rows = []
+    seeds, rows = options.seeds, []
     print(f"{'method':<8} {'attack':<15} {'plain':>6} {'defended':>8} {'lost':>6} {'lost, defended':>14}")
     for method in ("fedbuff", "fedecho"):
         clean = accuracy(method, "none", seeds, defence=False)
-        for kind in options.kinds.split(","):
+        for kind in options.kinds:
             plain = clean if kind == "none" else accuracy(method, kind, seeds, defence=False)
             safe = accuracy(method, kind, seeds, defence=True)
             rows.append({"method": method, "attack": kind, "plain": plain, "defended": safe, "clean": clean})

@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from statistics import mean
 
+from benchmarks.arguments import listed, positive
 from fedecho import load, simulate
 from fedecho.experiments.summary import Summary
 
@@ -24,14 +25,14 @@ def run(method: str, where: str, noise: float, seed: int) -> Summary:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--noise", default="0.003,0.01,0.03,0.1,1")
-    parser.add_argument("--seeds", default="0,1")
+    parser.add_argument("--noise", type=listed(positive), default=[0.003, 0.01, 0.03, 0.1, 1.0])
+    parser.add_argument("--seeds", type=listed(int), default=[0, 1])
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    seeds, rows = [int(seed) for seed in options.seeds.split(",")], []
+    seeds, rows = options.seeds, []
     print(f"{'method':<8} {'noise at':<8} {'multiplier':>10} {'accuracy':>8} {'largest epsilon':>16}")
     for method, where in (("fedbuff", "client"), ("fedecho", "client"), ("fedbuff", "server")):
-        for noise in map(float, options.noise.split(",")):
+        for noise in options.noise:
             done = [run(method, where, noise, seed) for seed in seeds]
             accuracy = 100 * mean(one.last10_accuracy for one in done)
             epsilon = max(one.privacy["largest_epsilon"] for one in done if one.privacy is not None)

@@ -16,6 +16,7 @@ from statistics import median
 
 import torch
 
+from benchmarks.arguments import at_least_one
 from fedecho.core.layout import BoundNetwork, Layout
 from fedecho.core.types import ClientUpdate, Dispatch, GlobalModel, Weights
 from fedecho.experiments.crews import crew_of
@@ -114,10 +115,10 @@ def measure(width: int, workers: int, jobs: int, repeats: int) -> None:
 def main() -> None:
     torch.set_num_threads(1)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--width", type=int, default=64, help="of ResNet-18's first layer; 64 is the usual one")
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--jobs", type=int, default=120)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--width", type=at_least_one, default=64, help="of ResNet-18's first layer; 64 is the usual one")
+    parser.add_argument("--workers", type=at_least_one, default=2)
+    parser.add_argument("--jobs", type=at_least_one, default=120)
+    parser.add_argument("--repeats", type=at_least_one, default=3)
     told = parser.parse_args()
     measure(told.width, told.workers, told.jobs, told.repeats)
 

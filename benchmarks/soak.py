@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.arguments import at_least_one, positive
 from fedecho import FedBuff
 from fedecho.core.drive import Moment, drive
 from fedecho.core.rng import below, uniform
@@ -278,10 +279,10 @@ def report(soak: Soak) -> None:
 def main() -> None:
     torch.set_num_threads(1)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--virtual-s", type=float, default=3600.0)
-    parser.add_argument("--real-s", type=float, default=180.0, help="how long it may take, about")
-    parser.add_argument("--num-clients", type=int, default=2000)
-    parser.add_argument("--concurrency", type=int, default=200)
+    parser.add_argument("--virtual-s", type=positive, default=3600.0)
+    parser.add_argument("--real-s", type=positive, default=180.0, help="how long it may take, about")
+    parser.add_argument("--num-clients", type=at_least_one, default=2000)
+    parser.add_argument("--concurrency", type=at_least_one, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="a folder for the plot")
     options = parser.parse_args()

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from benchmarks.arguments import at_least_one, need_gpu
 from fedecho.core.capture import Precision
 from fedecho.core.layout import Layout
 from fedecho.core.types import Dispatch, GlobalModel
@@ -161,11 +162,13 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cuda", "cpu"])
     parser.add_argument("--precision", default="fp32", choices=list(DTYPES))
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--layers", type=int, help="fewer layers than the models have, to try it out")
+    parser.add_argument("--steps", type=at_least_one, default=100)
+    parser.add_argument("--layers", type=at_least_one, help="fewer layers than the models have, to try it out")
     parser.add_argument("--llama", action="store_true", help="also Llama of SmolLM2-135M's size with LoRA")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(words)
+    if given.device == "cuda":
+        need_gpu(parser)
     device = the_gpu() if given.device == "cuda" else torch.device("cpu")
     precision, fewer = Precision(DTYPES[given.precision]), {} if given.layers is None else {"layers": given.layers}
     with gpu_settings(precision, device):

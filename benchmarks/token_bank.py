@@ -15,9 +15,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from benchmarks.arguments import at_least_one
 from fedecho.core.layout import Layout
 from fedecho.core.tokens import Positions
 from fedecho.core.types import Dispatch, GlobalModel, Weights
+from fedecho.data.locate import MissingDataError
 from fedecho.data.partition import IidPartitioner
 from fedecho.distill import normalized_entropy
 from fedecho.distill.storage import Entry, FullLogits, HiddenStates, Storage, TopLogits
@@ -115,16 +117,19 @@ def show_error(model: str, data_dir: str, texts: int, clients: int, steps: int) 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--texts", type=int, default=1, help="texts that are really put into the large banks")
+    parser.add_argument("--texts", type=at_least_one, default=1, help="texts that are really put into the large banks")
     parser.add_argument("--model", help="a folder of a causal language model")
     parser.add_argument("--data-dir", default="data")
-    parser.add_argument("--queries", type=int, default=10)
-    parser.add_argument("--clients", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--queries", type=at_least_one, default=10)
+    parser.add_argument("--clients", type=at_least_one, default=5)
+    parser.add_argument("--steps", type=at_least_one, default=4)
     options = parser.parse_args()
     began = time.perf_counter()
     if options.model:
-        show_error(options.model, options.data_dir, options.queries, options.clients, options.steps)
+        try:
+            show_error(options.model, options.data_dir, options.queries, options.clients, options.steps)
+        except MissingDataError as error:
+            parser.error(str(error))
     else:
         show_bytes(options.texts)
     print(f"measured in {time.perf_counter() - began:.0f} s")

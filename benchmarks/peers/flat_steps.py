@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from benchmarks.arguments import at_least_one
 from benchmarks.peers.job import JOBS, Job, batch, examples, network, settle
 from fedecho.core.layout import Layout
 from fedecho.learning.heap import keep_heap
@@ -62,8 +63,8 @@ def ms_per_step(way: type[Plain] | type[Flat], job: Job, clients: list[tuple[Ten
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--updates", type=int, default=60)
-    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--updates", type=at_least_one, default=60)
+    parser.add_argument("--turns", type=at_least_one, default=3)
     options = parser.parse_args()
     job = JOBS["cnn"]
     settle(job)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.arguments import at_least_one, need_gpu, positive
 from benchmarks.peers.contenders import Contender, run
 from benchmarks.peers.job import JOBS, changed
 
@@ -34,11 +35,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
-    parser.add_argument("--updates", type=int, default=50)
-    parser.add_argument("--steps", type=int, help="local steps, each on a batch of its own (40, two passes over 20 batches)")
-    parser.add_argument("--limit", type=float, default=90.0, help="seconds for one; three times as many for those that compile")
+    parser.add_argument("--updates", type=at_least_one, default=50)
+    parser.add_argument(
+        "--steps", type=at_least_one, help="local steps, each on a batch of its own (40, two passes over 20 batches)"
+    )
+    parser.add_argument(
+        "--limit", type=positive, default=90.0, help="seconds for one; three times as many for those that compile"
+    )
     parser.add_argument("--only", nargs="*", help="runners: bare, with_pfl, with_flgo, with_appfl, ours")
     options = parser.parse_args()
+    if options.device == "cuda":
+        need_gpu(parser)
     job = changed(JOBS["gpu"], device=options.device, num_updates=options.updates)
     if options.steps is not None:
         job = changed(job, num_local_steps=options.steps, num_examples=options.steps * job.batch_size)

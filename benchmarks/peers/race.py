@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.arguments import at_least_one, positive
 from benchmarks.peers.contenders import CONTENDERS, Contender, run
 from benchmarks.peers.install import ROOT
 from benchmarks.peers.job import JOBS
@@ -64,8 +65,8 @@ def machine() -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("jobs", nargs="*", help=f"all by default: {', '.join(CPU_JOBS)}")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--limit", type=float, default=600.0, help="seconds for one run")
+    parser.add_argument("--repeats", type=at_least_one, default=5)
+    parser.add_argument("--limit", type=positive, default=600.0, help="seconds for one run")
     runners = sorted({one.runner for one in CONTENDERS})
     parser.add_argument("--only", nargs="*", choices=runners, help=f"of {', '.join(runners)}; the bare loop is always there")
     parser.add_argument("--out", type=Path, default=RESULTS)

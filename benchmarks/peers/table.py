@@ -125,6 +125,10 @@ def main() -> None:
     parser.add_argument("--gpu", type=Path, default=RESULTS.with_name("gpu.json"))
     options = parser.parse_args()
     page = PAGE.read_text()
+    for option in ("cpu", "gpu"):
+        file = getattr(options, option)
+        if file != parser.get_default(option) and not file.exists():
+            parser.error(f"argument --{option}: there is no {file}")
     if options.cpu.exists():
         races = json.loads(options.cpu.read_text())["jobs"]
         tables = [cpu_table(name, races[name]) if name in races else f"**{TITLES[name]}.** Not run yet." for name in CPU_JOBS]

@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from benchmarks.arguments import at_least_one
 from benchmarks.derived import ROOT, fill, write_json
 from benchmarks.theory.page import parts
 from benchmarks.theory.pictures import draw_all
@@ -41,7 +42,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small, and nothing is written")
     parser.add_argument("--page", action="store_true", help="page and pictures from the file of results")
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--workers", type=at_least_one, default=2)
     options = parser.parse_args()
     if options.workers < 1:
         parser.error(f"--workers must be at least 1, got {options.workers}")

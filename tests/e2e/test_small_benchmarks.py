@@ -85,3 +85,19 @@ def test_steps_on_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     lines = [line.split("|")[1:4] for line in capsys.readouterr().out.splitlines() if line.startswith("| ")][1:]
     assert [line[1].strip() for line in lines] == ["eager", "replayed"] * 2
     assert all(float(line[2]) > 0 for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["benchmarks.million", "--arrivals", "0"], "argument --arrivals: it must be a whole number from 1, got '0'"),
+        (["benchmarks.soak", "--virtual-s", "nan"], "argument --virtual-s: it must be a number above 0, got 'nan'"),
+        (["benchmarks.poison", "--kinds", "none,rude"], "argument --kinds: each must be one of none, label_flip"),
+        (["benchmarks.peers.table", "--cpu", "nowhere.json"], "argument --cpu: there is no nowhere.json"),
+    ],
+)
+def test_a_wrong_argument_is_named(words: list[str], told: str) -> None:
+    done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, timeout=300, check=False, cwd=ROOT)
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr

@@ -11,10 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from official_files import generated, write_cifar10
+from rich.console import Console
 from typer.testing import CliRunner
 
 from fedecho.cli import app
 from fedecho.cli.tables import TABLES
+from fedecho.report.paper_tables import as_text, figure_of
 
 ROOT = Path(__file__).parents[2]
 SMALL = [
@@ -157,3 +159,18 @@ def test_a_short_run_on_the_real_cifar10(tmp_path: Path) -> None:
     words = [word for setting in small for word in ("--set", setting)]
     said = fedecho("run", "cifar10", "--versions", "2", "--out", str(tmp_path / "run"), *words)
     assert "accuracy" in said
+
+
+def test_a_narrow_terminal_folds_words_and_cuts_no_figure() -> None:
+    """All of the repository's own results on MRPC, which has the widest tables, in 80 columns."""
+    paper, seeds = TABLES["mrpc"], (0, 1, 2)
+    narrow = Console(width=80, file=io.StringIO(), record=True)
+    for shown in as_text(paper, ROOT / "results", seeds):
+        narrow.print(shown)
+    text = narrow.export_text()
+    assert max(map(len, text.splitlines())) <= 80
+    assert "…" not in text
+    figures = [figure_of(paper, row, column, ROOT / "results", seeds) for row in paper.rows for column in paper.columns]
+    for figure in figures:
+        assert all(word in text for word in (figure.ours, figure.paper, *figure.scores))
+    assert any(figure.ours for figure in figures)

@@ -116,9 +116,8 @@ def as_text(table: PaperTable, results: Path, seeds: tuple[int, ...]) -> Iterato
     for column in table.columns:
         shown = Table(title=f"{table.title}: {column.label}", title_justify="left", box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
         for heading in ("method", *headings_of(table)):
-            shown.add_column(
-                heading, justify="left" if heading in ("method", "ran on") else "right", no_wrap=heading != "ran on"
-            )
+            words = heading in ("method", "ran on")  # where a terminal is narrow, words are folded and figures are whole
+            shown.add_column(heading, justify="left" if words else "right", no_wrap=not words, overflow="fold")
         for row in table.rows:
             shown.add_row(row.label, *figure_of(table, row, column, results, seeds).beside(table))
         yield shown
