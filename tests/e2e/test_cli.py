@@ -96,6 +96,22 @@ def test_compare_ends_in_a_table_and_keeps_what_is_finished(tmp_path: Path) -> N
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
 
 
+def test_a_run_that_diverges_does_not_end_the_others() -> None:
+    """Huge updates: FADAS takes steps of the server's learning rate whatever their size, FedBuff steps of theirs."""
+    words = ["compare", "digits", "--seeds", "0", "--versions", "6", "--set", "local.client_lr=1e15", *SHORT]
+    words += ["--set", "algorithm.server_lr=1000", "--json"]
+    both = CliRunner().invoke(app, [*words, "--algorithms", "fedbuff,fadas", "--out", "both"])
+    assert both.exit_code == 0, both.output
+    told = json.loads(both.stdout)
+    assert [run["algorithm"] for run in told["runs"]] == ["fadas"]
+    assert list(told["diverged"]) == ["fedbuff seed 0"]
+    assert "fedbuff seed 0 has diverged: nearly all" in both.stderr
+    alone = CliRunner().invoke(app, [*words, "--algorithms", "fedbuff", "--out", "alone"])
+    assert alone.exit_code == 2
+    assert alone.stdout == ""
+    assert "none of the runs came to its end" in alone.stderr
+
+
 def test_compare_runs_where_it_is_told(tmp_path: Path) -> None:
     """A pool inside a process of the comparison: the bytes of serial, and the record says where it ran."""
     words = ["compare", "digits", "--algorithms", "fedbuff", "--seeds", "0", "--versions", "2", *SHORT]

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from fedecho import ALGORITHMS, RECIPES, Experiment, load, simulate
-from fedecho.cli import app, runs, tables
+from fedecho.cli import app, comparison, runs, tables
+from fedecho.experiments.compare import Compared
 from fedecho.experiments.config import to_config
 
 FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], print_blob=True)
@@ -24,7 +25,7 @@ def _nothing_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What passes all checks would train for days, fetch gigabytes or fill the disk."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(runs, "_finish", lambda *arguments: None)
-    monkeypatch.setattr(runs, "run_all", lambda *arguments, **options: [])
+    monkeypatch.setattr(comparison, "run_all", lambda *arguments, **options: Compared([], {}))
     monkeypatch.setattr(tables, "_run", lambda *arguments: None)
     monkeypatch.setattr(tables, "server_cost", _no_cost)
     data_commands = sys.modules["fedecho.cli.data"]  # its name in the package is that of a group of commands

@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
+from fedecho.cli.comparison import compare
 from fedecho.cli.data import data
 from fedecho.cli.deploy import certificates, join, serve, submit
 from fedecho.cli.look import report, watch
-from fedecho.cli.runs import compare, list_all, resume, run
+from fedecho.cli.runs import list_all, resume, run
 from fedecho.cli.tables import cost, table
 from fedecho.version import __version__
 

@@ -1,6 +1,5 @@
-"""``fedecho list``, ``run``, ``resume`` and ``compare``."""
+"""``fedecho list``, ``run`` and ``resume``."""
 
-import os
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from fedecho.algorithms import ALGORITHMS
-from fedecho.cli.complete import complete_algorithm, complete_algorithms
+from fedecho.cli.complete import complete_algorithm
 from fedecho.cli.console import (
     AddressOption,
     AsJson,
@@ -28,7 +27,6 @@ from fedecho.cli.console import (
     err,
     execution_options,
     friendly,
-    numbers,
     out,
     print_json,
     say,
@@ -36,7 +34,6 @@ from fedecho.cli.console import (
     use_data_dir,
 )
 from fedecho.core.drive import Moment
-from fedecho.experiments.compare import Planned, run_all
 from fedecho.experiments.config import ConfigError, load
 from fedecho.experiments.experiment import Experiment
 from fedecho.experiments.folder import tidy_finished
@@ -48,7 +45,6 @@ from fedecho.experiments.run import resume as resume_run
 from fedecho.experiments.state import Following, RunState
 from fedecho.experiments.summary import Summary
 from fedecho.report.progress import LiveProgress
-from fedecho.report.tables import comparison
 from fedecho.simulation.runtimes import PROFILES
 from fedecho.tasks import TASKS
 from fedecho.tracking import check_names, tracked
@@ -144,61 +140,6 @@ def resume(
         _finish(folder, None, options | {"checkpoint_s": checkpoint_every}, manner)
 
 
-def compare(
-    source: Source,
-    algorithms: Annotated[
-        str, typer.Option(help="Methods, separated by commas.", autocompletion=complete_algorithms)
-    ] = "fedbuff,fadas,fedecho",
-    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0,1,2",
-    versions: Versions = None,
-    settings: Settings = None,
-    jobs: Annotated[
-        int | None, typer.Option(help="Runs at a time; by default one per core with serial, else one after the other.")
-    ] = None,
-    executor: ExecutorOption = "serial",
-    workers: WorkersOption = None,
-    device: DeviceOption = None,
-    address: AddressOption = None,
-    precision: PrecisionOption = "bf16",
-    deterministic: Deterministic = False,
-    folder: Annotated[Path | None, typer.Option("--out", help="Finished runs in it are kept, stopped ones resumed.")] = None,
-    data_dir: DataDir = None,
-    track: Track = None,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
-) -> None:
-    """Run several methods with several seeds, and show them in one table.
-
-    Stop it whenever you like: the same command goes on where it was. `fedecho report FOLDER` makes a page of it.
-    """
-    with friendly():
-        use_data_dir(data_dir)
-        check_names(track or ())
-        target = folder or Path("runs") / f"compare-{Path(source).stem}"
-        execution = execution_options(executor, workers, precision, deterministic, device, address)
-        plan = [
-            Planned(
-                f"{algorithm} seed {seed}",
-                load(source, algorithm=algorithm, seed=seed, versions=versions, settings=settings or ()),
-                target / f"{algorithm}-seed{seed}",
-                tuple(track or ()),
-                execution,
-            )
-            for seed in numbers(seeds, "--seeds")
-            for algorithm in _names(algorithms)
-        ]
-        usable(target)
-        with LiveProgress(err, silent=quiet or as_json) as progress:
-            summaries = run_all(plan, jobs=_jobs(jobs, executor), see=progress.update)
-        if as_json:
-            print_json({"folder": str(target), "runs": [asdict(summary) for summary in summaries]})
-        elif quiet:
-            print(target)
-        else:
-            out.print(comparison(summaries, f"{Path(source).stem}: {len(plan)} runs"))
-            out.print(f"the runs are in {target}; a page of them: fedecho report {target}", soft_wrap=True)
-
-
 @dataclass(frozen=True)
 class _Manner:
     """How a command talks, and where numbers go beside the record."""
@@ -263,21 +204,6 @@ def _free_folder(experiment: Experiment, algorithm: str | None) -> Path:
     base = Path("runs") / f"{experiment.name}-{algorithm or type(experiment.algorithm).__name__.lower()}-seed{experiment.seed}"
     candidates = (base, *(base.with_name(f"{base.name}-{number}") for number in range(2, 10_000)))
     return next(folder for folder in candidates if not (folder / RECORD).exists())
-
-
-def _names(text: str) -> list[str]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    if not names:
-        raise ConfigError("--algorithms names no method")
-    return list(dict.fromkeys(names))
-
-
-def _jobs(jobs: int | None, executor: str) -> int:
-    if jobs is not None and jobs < 1:
-        raise ConfigError(f"--jobs must be at least 1, got {jobs}")
-    if jobs is None:  # the others take the machine for one run
-        return os.cpu_count() or 1 if executor == "serial" else 1
-    return jobs
 
 
 def _first_line(cls: type[Any]) -> str:

@@ -18,6 +18,7 @@ from fedecho.experiments.experiment import Experiment
 from fedecho.experiments.identity import check_same, config_of, is_finished
 from fedecho.experiments.record import RECORD
 from fedecho.experiments.run import Interrupted, simulate
+from fedecho.experiments.standstill import DivergedError
 from fedecho.experiments.state import Following, RunState
 from fedecho.experiments.summary import Summary
 from fedecho.simulation.executors.worker import deaf_children
@@ -39,18 +40,25 @@ class Planned:
     """How it is computed, in the words of ``simulate``."""
 
 
-def run_all(plan: list[Planned], *, jobs: int, see: See) -> list[Summary]:
-    """Run what is missing, ``jobs`` at a time, and give all summaries. ``see`` is told how each run stands."""
+@dataclass(frozen=True)
+class Compared:
+    """What came of the runs; ``diverged`` has, by label, why one was given up."""
+
+    summaries: list[Summary]
+    diverged: dict[str, str]
+
+
+def run_all(plan: list[Planned], *, jobs: int, see: See) -> Compared:
+    """Run what is missing, ``jobs`` at a time. ``see`` is told how each run stands. One that diverges does not end the others."""
     for planned in plan:
         if (planned.folder / RECORD).exists():
             check_same(planned.folder, planned.experiment)
     missing = [planned for planned in plan if not is_finished(planned.folder)]
-    if missing:
-        _run_missing(missing, jobs, see)
-    return [Summary.read(planned.folder) for planned in plan]
+    diverged = _run_missing(missing, jobs, see) if missing else {}
+    return Compared([Summary.read(planned.folder) for planned in plan if planned.label not in diverged], diverged)
 
 
-def _run_missing(missing: list[Planned], jobs: int, see: See) -> None:
+def _run_missing(missing: list[Planned], jobs: int, see: See) -> dict[str, str]:
     context = multiprocessing.get_context("spawn")
     news: Queue[Any] = context.Queue()
     stop = context.Event()
@@ -59,8 +67,7 @@ def _run_missing(missing: list[Planned], jobs: int, see: See) -> None:
             futures = [pool.submit(_run_one, planned) for planned in missing]
         try:
             _follow(futures, news, see)
-            for future in futures:
-                future.result()
+            ended = {planned.label: future.result() for planned, future in zip(missing, futures, strict=True)}
         except (KeyboardInterrupt, BrokenProcessPool, Interrupted):
             stop.set()
             pool.shutdown(wait=True, cancel_futures=True)
@@ -69,9 +76,10 @@ def _run_missing(missing: list[Planned], jobs: int, see: See) -> None:
             stop.set()
             pool.shutdown(wait=True, cancel_futures=True)
             raise
+    return {label: why for label, why in ended.items() if why}
 
 
-def _follow(futures: list[Future[None]], news: "Queue[Any]", see: See) -> None:
+def _follow(futures: list[Future[str]], news: "Queue[Any]", see: See) -> None:
     """Pass the news on until all runs are done or one has failed."""
     while True:
         failed = any(future.done() and not future.cancelled() and future.exception() for future in futures)
@@ -94,7 +102,8 @@ def _listen(news: "Queue[Any]", stop: Event) -> None:
     _news, _stop = news, stop
 
 
-def _run_one(planned: Planned) -> None:
+def _run_one(planned: Planned) -> str:
+    """Empty, or why the run was given up."""
     told = 0.0
     if _stop is not None and _stop.is_set():
         raise Interrupted("stopped before it began")
@@ -117,4 +126,8 @@ def _run_one(planned: Planned) -> None:
             follow(moment, scores)
 
         begun = (planned.folder / RECORD).exists()
-        simulate(planned.experiment, out=planned.folder, resume=begun, watch=watch, **planned.execution)
+        try:
+            simulate(planned.experiment, out=planned.folder, resume=begun, watch=watch, **planned.execution)
+        except DivergedError as error:
+            return str(error)
+    return ""

@@ -1,0 +1,115 @@
+"""``fedecho compare``."""
+
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedecho.cli.complete import complete_algorithms
+from fedecho.cli.console import (
+    AddressOption,
+    AsJson,
+    DataDir,
+    Deterministic,
+    DeviceOption,
+    ExecutorOption,
+    PrecisionOption,
+    Quiet,
+    Settings,
+    Source,
+    Track,
+    Versions,
+    WorkersOption,
+    err,
+    execution_options,
+    friendly,
+    numbers,
+    out,
+    print_json,
+    say,
+    usable,
+    use_data_dir,
+)
+from fedecho.experiments.compare import Planned, run_all
+from fedecho.experiments.config import ConfigError, load
+from fedecho.report.progress import LiveProgress
+from fedecho.report.tables import comparison
+from fedecho.tracking import check_names
+
+
+def compare(
+    source: Source,
+    algorithms: Annotated[
+        str, typer.Option(help="Methods, separated by commas.", autocompletion=complete_algorithms)
+    ] = "fedbuff,fadas,fedecho",
+    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0,1,2",
+    versions: Versions = None,
+    settings: Settings = None,
+    jobs: Annotated[
+        int | None, typer.Option(help="Runs at a time; by default one per core with serial, else one after the other.")
+    ] = None,
+    executor: ExecutorOption = "serial",
+    workers: WorkersOption = None,
+    device: DeviceOption = None,
+    address: AddressOption = None,
+    precision: PrecisionOption = "bf16",
+    deterministic: Deterministic = False,
+    folder: Annotated[Path | None, typer.Option("--out", help="Finished runs in it are kept, stopped ones resumed.")] = None,
+    data_dir: DataDir = None,
+    track: Track = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run several methods with several seeds, and show them in one table.
+
+    Stop it whenever you like: the same command goes on where it was. `fedecho report FOLDER` makes a page of it.
+    """
+    with friendly():
+        use_data_dir(data_dir)
+        check_names(track or ())
+        target = folder or Path("runs") / f"compare-{Path(source).stem}"
+        execution = execution_options(executor, workers, precision, deterministic, device, address)
+        plan = [
+            Planned(
+                f"{algorithm} seed {seed}",
+                load(source, algorithm=algorithm, seed=seed, versions=versions, settings=settings or ()),
+                target / f"{algorithm}-seed{seed}",
+                tuple(track or ()),
+                execution,
+            )
+            for seed in numbers(seeds, "--seeds")
+            for algorithm in _names(algorithms)
+        ]
+        usable(target)
+        with LiveProgress(err, silent=quiet or as_json) as progress:
+            compared = run_all(plan, jobs=_jobs(jobs, executor), see=progress.update)
+        for label, why in compared.diverged.items():
+            say(f"{label} has diverged: {why}")
+        if not compared.summaries:
+            raise ConfigError("none of the runs came to its end")
+        summaries = compared.summaries
+        if as_json:
+            told = {"folder": str(target), "runs": [asdict(summary) for summary in summaries]}
+            print_json(told | {"diverged": compared.diverged})
+        elif quiet:
+            print(target)
+        else:
+            out.print(comparison(summaries, f"{Path(source).stem}: {len(summaries)} runs"))
+            out.print(f"the runs are in {target}; a page of them: fedecho report {target}", soft_wrap=True)
+
+
+def _names(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise ConfigError("--algorithms names no method")
+    return list(dict.fromkeys(names))
+
+
+def _jobs(jobs: int | None, executor: str) -> int:
+    if jobs is not None and jobs < 1:
+        raise ConfigError(f"--jobs must be at least 1, got {jobs}")
+    if jobs is None:  # the others take the machine for one run
+        return os.cpu_count() or 1 if executor == "serial" else 1
+    return jobs
