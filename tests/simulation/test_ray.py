@@ -177,6 +177,21 @@ def test_a_failure_is_told_with_the_client_and_too_many_workers_are_refused() ->
         executor(make_trainer=make_trainer(), workers=3)
 
 
+def test_a_head_that_is_gone_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedecho.simulation.executors.ray import cluster as module
+
+    runner = executor(make_trainer=make_trainer(), workers=1)
+    try:
+        runner.submit(job(0, 0), 0.0)
+        monkeypatch.setattr(module, "LOOK_S", 0.0)
+        runner._cluster.check_head()
+        monkeypatch.setattr(runner._cluster, "_head", "127.0.0.1:1")
+        with pytest.raises(WorkerError, match=r"the head of the Ray cluster at 127.0.0.1:1 is gone; the run resumes from"):
+            runner.result(0)
+    finally:
+        runner.close()
+
+
 class Lost(ray.exceptions.RayError):
     """An actor's death that is only told of."""
 

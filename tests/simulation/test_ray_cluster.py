@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from test_pool import assert_same, job, make_trainer
 
-from fedecho import load, simulate
+from fedecho import load, resume, simulate
 from fedecho.experiments.summary import Summary
 from fedecho.simulation.executors.ray import ENVIRONMENT, check_ray
 
@@ -126,3 +126,23 @@ def test_a_worker_that_lost_its_node_has_its_place_on_the_next(two_nodes: tuple[
     finally:
         runner.close()
     assert not ray.is_initialized()
+
+
+def test_a_head_lost_in_mid_run_is_said_and_the_run_goes_on_elsewhere(two_nodes: tuple[Any, Any], tmp_path: Path) -> None:
+    cluster, _ = two_nodes
+    folder, words = tmp_path / "run", ["--algorithm", "fedbuff", "--versions", "600", "--set", "task.width=16"]
+    command = [sys.executable, "-m", "fedecho.cli", "run", "digits", *words, "--out", str(folder), "--checkpoint-every", "1"]
+    command += ["--executor", "ray", "--address", cluster.address]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    both_at_work(folder, process)
+    began = time.perf_counter()
+    cluster.head_node.kill_gcs_server(check_alive=False)
+    said, _ = process.communicate(timeout=50)  # before Ray itself ends the process
+    print(f"{time.perf_counter() - began:.1f} s from the loss of the head to the end of the process\n{said}")
+    assert process.returncode == 1
+    assert "the head of the Ray cluster at" in said.splitlines()[-1]
+    done = resume(folder, executor="serial")
+    assert (
+        done.summary.model_sha256
+        == simulate(load("digits", algorithm="fedbuff", versions=600, settings=SETTINGS)).summary.model_sha256
+    )

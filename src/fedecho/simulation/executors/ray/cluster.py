@@ -4,13 +4,16 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import ray
 
+from fedecho.simulation.executors.crew import WorkerError
 from fedecho.simulation.executors.ray.address import START, check_reachable
 
+LOOK_S = 10.0
 QUIET = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
 
 
@@ -23,6 +26,7 @@ class Cluster:
         if self._ours:
             with _our_signals():
                 _join(address) if address else _start(num_workers, gpu)
+        self._head, self._looked = ray.get_runtime_context().gcs_address, time.monotonic()
         try:
             self.num_workers = self._fitting(num_workers)
         except ValueError:
@@ -39,6 +43,19 @@ class Cluster:
                 "ask for fewer, or add nodes to it"
             )
         return wanted
+
+    def check_head(self) -> None:
+        """Now and then: is it there? Workers go on without it, but Ray ends this process when it has missed it for a minute."""
+        if time.monotonic() - self._looked < LOOK_S:
+            return
+        self._looked = time.monotonic()
+        try:
+            check_reachable(self._head)
+        except ValueError:
+            raise WorkerError(
+                f"the head of the Ray cluster at {self._head} is gone; "
+                "the run resumes from its last checkpoint, with --executor serial or pool too"
+            ) from None
 
     def close(self) -> None:
         if self._ours and ray.is_initialized():

@@ -123,6 +123,7 @@ class RayExecutor(Crew[_Actor]):
         at_work = bool(by_ref)
         by_ref |= {worker.starting: worker for worker in self._workers if worker.starting is not None}
         done, _ = ray.wait(list(by_ref), timeout=TELL_S)
+        self._cluster.check_head()
         for ref in done:
             self._heard(by_ref[ref], ref)
         self._waited_s = 0.0 if done or at_work else self._waited_s + TELL_S
