@@ -144,9 +144,9 @@ def measured(name: str, task: Any, batch_size: int, num_steps: int, device: torc
     rows = [Row(name, "eager", ms_per_step(Trainer(placed, local, network), num_steps))]
     ways = {"replayed": (False, False)}
     if device.type == "cuda":
-        ways |= {"replayed, compiled update": (True, False), "replayed, all compiled": (True, True)}
-    for way, (compiled, whole) in ways.items():
-        steps = ReplayedSteps(few, local, network, compiled, print, whole=whole)
+        ways |= {"replayed, compiled update": (True, False), "replayed, compiled update and blocks": (True, True)}
+    for way, (compiled, blocks) in ways.items():
+        steps = ReplayedSteps(few, local, network, compiled, print, blocks=blocks)
         rows.append(Row(name, way, ms_per_step(Trainer(few, local, network, steps), num_steps)))
     return rows
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from blobs import Blobs, dispatch_of, network, trainer_of
+from blobs import CLASSES, FEATURES, Blobs, dispatch_of, network, trainer_of
 from torch import Tensor, nn
 
 from fedecho.core.lanes import Graph, ImmediateLane
@@ -17,6 +17,7 @@ from fedecho.core.types import ClientUpdate
 from fedecho.learning import LocalTraining, Trainer
 from fedecho.learning import replayed as module_under_test
 from fedecho.learning.batches import mapped, shape_of, tensors_of
+from fedecho.learning.blocks import repeated_blocks
 from fedecho.learning.descent import adamw_step, bias_correction, step_of
 from fedecho.learning.replayed import MadeOnDevice, ReplayedSteps
 
@@ -249,6 +250,48 @@ def test_what_a_model_makes_anywhere_is_made_on_the_device() -> None:
             assert (made.item(), made.dtype, made.shape) == (number, torch.tensor(number).dtype, ())
 
 
+class Block(nn.Module):
+    """A layer of a deep network, with dropout; it counts how often Python runs it."""
+
+    runs = 0
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.linear, self.dropout = nn.Linear(5, 5), nn.Dropout(dropout)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        if not torch.compiler.is_compiling():
+            Block.runs += 1
+        return hidden + self.dropout(torch.tanh(self.linear(hidden)))
+
+
+class Deep(nn.Module):
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(FEATURES, 5), nn.Linear(5, CLASSES)
+        self.heads = nn.ModuleList([nn.Linear(50, 50), nn.Tanh()])
+        self.layers = nn.ModuleList(Block(dropout) for _ in range(4))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.first(inputs)
+        for layer in self.layers:
+            hidden = layer(hidden)
+        logits: Tensor = self.last(hidden)
+        return logits
+
+
+def deep(dropout: float = 0.0) -> Deep:
+    torch.manual_seed(3)
+    return Deep(dropout)
+
+
+def test_which_layers_are_repeated() -> None:
+    module = deep()
+    assert repeated_blocks(module) == list(module.layers)
+    assert repeated_blocks(network()) == []
+    assert repeated_blocks(nn.ModuleList([nn.Linear(2, 2)])) == []
+
+
 @pytest.fixture
 def traced_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """The compiler's front alone: to generate code takes a minute on a CPU."""
@@ -257,25 +300,33 @@ def traced_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("traced_only")
 @pytest.mark.parametrize("local", [SGD, ADAMW])
-def test_a_compiled_loss_is_the_plain_one(local: LocalTraining) -> None:
-    module, said = network(), list[str]()
-    ours, plain = replayed_of(module, local, jitter=0.2, whole=True, say=said.append), trainer_of(module, local, jitter=0.2)
+def test_compiled_blocks_are_the_plain_ones(local: LocalTraining) -> None:
+    """And Python runs none of them, but where the trainer is asked for something else."""
+    module, said = deep(), list[str]()
+    ours, plain = replayed_of(module, local, jitter=0.2, blocks=True, say=said.append), trainer_of(module, local, jitter=0.2)
     for seed in (5, 6):
         dispatch = dispatch_of(module, seed=seed)
-        same(ours.train(dispatch), plain.train(dispatch))
+        Block.runs = 0
+        got = ours.train(dispatch)
+        assert Block.runs == 0, said
+        same(got, plain.train(dispatch))
+        assert Block.runs > 0
     assert said == []
+    Block.runs = 0
+    ours.network.module(torch.ones(1, FEATURES))
+    assert Block.runs == 4
 
 
-def test_a_loss_that_cannot_be_compiled_is_captured_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_that_cannot_be_compiled_are_captured_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: Any, **options: Any) -> Any:
-        def work(batch: Any) -> Any:
+        def work(*inputs: Any) -> Any:
             raise RuntimeError("no code for this")
 
         return work
 
     monkeypatch.setattr(torch, "compile", broken)
-    module, said, lane = network(), list[str](), CountingLane()
-    ours = replayed_of(module, SGD, whole=True, say=said.append, lane=lane)
+    module, said, lane = deep(), list[str](), CountingLane()
+    ours = replayed_of(module, SGD, blocks=True, say=said.append, lane=lane)
     dispatch = dispatch_of(module)
     same(ours.train(dispatch), trainer_of(module, SGD).train(dispatch))
     assert len(said) == 1
