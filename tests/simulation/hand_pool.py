@@ -36,7 +36,8 @@ class HandProcess:
 class HandPool(PoolExecutor):
     """``ends[k]`` is the k-th worker's end of its pipe; those of replacements come after the first ones."""
 
-    def __init__(self, num_workers: int = 1, wanted: Any = None, **options: Any) -> None:
+    def __init__(self, num_workers: int = 1, wanted: Any = None, *, ready: bool = True, **options: Any) -> None:
+        self.ready = ready
         self.ends: list[Connection] = []
         self.processes: list[HandProcess] = []
         self.shown: list[str | None] = []
@@ -47,7 +48,7 @@ class HandPool(PoolExecutor):
         self.ends.append(theirs)
         self.processes.append(HandProcess())
         self.shown.append(gpu)
-        return _Worker(self.processes[-1], ours, gpu)  # type: ignore[arg-type]
+        return _Worker(self.processes[-1], ours, gpu, self.ready)  # type: ignore[arg-type]
 
     def orders(self, worker: int = 0) -> list[Order]:
         """What this worker was told since it was asked last."""

@@ -145,19 +145,18 @@ def test_a_worker_killed_at_work_is_replaced_and_nothing_changes(pool: PoolExecu
 
 
 def test_a_worker_that_will_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pool closes even if its worker is stuck and deaf to SIGTERM."""
+    """A pool closes even if its workers are stuck and deaf to SIGTERM."""
     monkeypatch.setattr(executors_pool, "GRACE_S", 0.2)
     make = MakeTrainer(DeafDigits(), LOCAL, seed=0)
-    stuck = PoolExecutor(num_workers=1, layout=make().network.layout, make_trainer=make)
-    stuck.submit(job(0, 0), 0.0)
-    stuck.result(0)
-    stuck.submit(job(1, MOODY), 0.0)
-    process = stuck._workers[0].process
+    stuck = PoolExecutor(num_workers=2, layout=make().network.layout, make_trainer=make)
+    for number in range(2):
+        stuck.submit(job(number, MOODY), 0.0)
+    processes = [worker.process for worker in stuck._workers]
     ignores = 1 << (signal.SIGTERM - 1)
-    while not int(status_of(process.pid or 0)["SigIgn"], 16) & ignores:
+    while not all(int(status_of(process.pid or 0)["SigIgn"], 16) & ignores for process in processes):
         time.sleep(0.01)
     stuck.close()
-    assert process.exitcode == -signal.SIGKILL
+    assert [process.exitcode for process in processes] == [-signal.SIGKILL] * 2
 
 
 def status_of(pid: int) -> dict[str, str]:

@@ -2,13 +2,16 @@
 
 from heapq import heappush
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hand_pool import LAYOUT, HandPool, job
 
+from fedecho.simulation.executors import pool as pool_module
 from fedecho.simulation.executors.crew import MAX_LOSSES
 from fedecho.simulation.executors.pool import AHEAD, PoolExecutor, WorkerError
+from fedecho.simulation.executors.worker import Ready
 
 
 def test_a_clients_failure_is_told_with_its_number(pool: HandPool) -> None:
@@ -121,13 +124,68 @@ def test_workers_that_keep_dying_end_the_run(pool: HandPool) -> None:
         pool.result(0)
 
 
-def test_workers_that_die_before_they_have_a_job_end_the_run(pool: HandPool) -> None:
+def test_workers_that_die_in_their_start_end_the_run_and_no_client_is_blamed() -> None:
+    """Orders lie before their doors already."""
+    pool = HandPool(2, ready=False)
+    for number in range(4):
+        pool.submit(job(number), float(number))
+    for worker in range(2 * MAX_LOSSES):
+        pool.kill(worker)
+        pool._collect()
+        pool._pump()
+    pool.kill(2 * MAX_LOSSES)
+    with pytest.raises(WorkerError, match=r"workers are lost before they begin: exit code -9"):
+        pool._collect()
+    assert not pool._losses.total()
+    pool.close()
+
+
+def test_a_start_that_succeeds_makes_up_for_those_that_did_not() -> None:
+    pool = HandPool(1, ready=False)
+    for worker in range(3 * MAX_LOSSES):
+        if worker % MAX_LOSSES == 2:
+            pool.ends[worker].send(Ready())
+            pool._collect()
+            assert pool._workers[0].ready
+        pool.kill(worker)
+        pool._collect()
+    pool.close()
+
+
+def test_a_job_that_nobody_wants_any_more_ends_no_run(pool: HandPool) -> None:
+    pool.submit(job(0), 0.0)
     for worker in range(MAX_LOSSES):
         pool.kill(worker)
         pool._collect()
+        pool._pump()
+    pool.cancel(0)
     pool.kill(MAX_LOSSES)
-    with pytest.raises(WorkerError, match=r"workers are lost before they begin: exit code -9"):
-        pool._collect()
+    pool._collect()
+    assert not pool._losses
+    assert not pool._jobs
+
+
+class Stuck:
+    """A process that ends when it is killed, and time passes while somebody waits for it."""
+
+    now = 0.0
+
+    def __init__(self) -> None:
+        self.exitcode: int | None = None
+
+    def join(self, timeout: float | None = None) -> None:
+        Stuck.now += timeout or 0.0
+
+    def kill(self) -> None:
+        self.exitcode = -9
+
+
+def test_all_that_are_stuck_are_waited_for_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "time", SimpleNamespace(monotonic=lambda: Stuck.now))
+    stuck = [Stuck() for _ in range(3)]
+    pool_module._ended(stuck)  # type: ignore[arg-type]
+    assert Stuck.now == pool_module.GRACE_S
+    assert [one.exitcode for one in stuck] == [-9] * 3
 
 
 def test_closing_stops_who_is_busy_and_removes_the_shared_memory() -> None:

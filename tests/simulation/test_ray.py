@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -101,6 +102,9 @@ class Promised:
     def close(self) -> None:
         pass
 
+    def check_head(self) -> None:
+        pass
+
 
 def test_who_finds_no_room_waits_while_the_others_work() -> None:
     runner = ray_executor(Promised(3), make_trainer=make_trainer())
@@ -183,9 +187,13 @@ def test_a_head_that_is_gone_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = executor(make_trainer=make_trainer(), workers=1)
     try:
         runner.submit(job(0, 0), 0.0)
-        monkeypatch.setattr(module, "LOOK_S", 0.0)
-        runner._cluster.check_head()
-        monkeypatch.setattr(runner._cluster, "_head", "127.0.0.1:1")
+        clock, head, cluster = [time.monotonic()], runner._cluster._head, runner._cluster
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+        for gone, waited in ((True, 100.0), (True, 15.0), (False, 4.0), (False, 6.0), (True, 6.0), (True, 12.0)):
+            cluster._head = "127.0.0.1:1" if gone else head
+            clock[0] += waited
+            cluster.check_head()  # after a while in which nobody looked; too soon to be seen; away for less than twenty seconds
+        clock[0] += 6.0
         with pytest.raises(WorkerError, match=r"the head of the Ray cluster at 127.0.0.1:1 is gone; the run resumes from"):
             runner.result(0)
     finally:
@@ -221,6 +229,21 @@ def test_a_job_that_loses_every_worker_ends_the_run(told_of: Any) -> None:
         assert told_of._workers[0].load == 1
     with pytest.raises(WorkerError, match=r"client 5 lost 4 workers; out of memory\? \(killed by the kernel\)$"):
         told_of._replace(told_of._workers[0], Lost("killed by the kernel\nat length"))
+
+
+def test_a_worker_that_never_begins_is_not_made_up_for_by_one_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedecho.simulation.executors.ray import executor as module
+
+    monkeypatch.setattr(module, "_dismiss", lambda worker: None)
+    monkeypatch.setattr(module.RayExecutor, "_hire", lambda self: module._Actor(None, None))
+    two = ray_executor(Promised(2), make_trainer=make_trainer())
+    for number in range(2 * MAX_LOSSES):
+        two._settle(number, None)
+        two._workers[1].starting = object()
+        two._replace(two._workers[1], Lost("gone"))
+    two._workers[1].starting = object()
+    with pytest.raises(WorkerError, match="workers are lost before they begin: gone"):
+        two._replace(two._workers[1], Lost("gone"))
 
 
 def test_workers_that_never_begin_end_the_run(told_of: Any) -> None:

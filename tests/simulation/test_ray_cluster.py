@@ -137,7 +137,7 @@ def test_a_head_lost_in_mid_run_is_said_and_the_run_goes_on_elsewhere(two_nodes:
     both_at_work(folder, process)
     began = time.perf_counter()
     cluster.head_node.kill_gcs_server(check_alive=False)
-    said, _ = process.communicate(timeout=50)  # before Ray itself ends the process
+    said, _ = process.communicate(timeout=50)  # before Ray itself ends it
     print(f"{time.perf_counter() - began:.1f} s from the loss of the head to the end of the process\n{said}")
     assert process.returncode == 1
     assert "the head of the Ray cluster at" in said.splitlines()[-1]

@@ -14,10 +14,14 @@ from torch import nn
 
 
 def repeated_blocks(module: nn.Module) -> list[nn.Module]:
-    """The layers of the list that holds most parameters, of those whose layers are all of one class; empty if there is none."""
-    lists = [part for part in module.modules() if isinstance(part, nn.ModuleList) and len({type(layer) for layer in part}) == 1]
-    largest = max(lists, key=_size, default=None)
-    return [] if largest is None or len(largest) < 2 else list(largest)
+    """The layers of the list that holds most parameters, of those with several layers of one class; empty if there is none."""
+    lists = [list(part) for part in module.modules() if isinstance(part, nn.ModuleList) and _repeats(part)]
+    return max(lists, key=lambda layers: sum(map(_size, layers)), default=[])
+
+
+def _repeats(layers: nn.ModuleList) -> bool:
+    """A list of lists is none: those are never called."""
+    return len(layers) > 1 and len({type(layer) for layer in layers}) == 1 and not isinstance(layers[0], nn.ModuleList)
 
 
 def _size(module: nn.Module) -> int:
@@ -34,6 +38,7 @@ class CompiledBlocks:
     @contextmanager
     def at_work(self) -> Iterator[None]:
         # What ``nn.Module.compile`` sets, and what calling a module looks at first.
+        before = [block._compiled_call_impl for block in self.blocks]
         for block, call in zip(self.blocks, self._calls, strict=True):
             block._compiled_call_impl = call
         try:
@@ -42,5 +47,5 @@ class CompiledBlocks:
                 warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
                 yield
         finally:
-            for block in self.blocks:
-                block._compiled_call_impl = None
+            for block, call in zip(self.blocks, before, strict=True):
+                block._compiled_call_impl = call

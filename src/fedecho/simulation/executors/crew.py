@@ -133,7 +133,6 @@ class Crew(ABC, Generic[W]):
     def _settle(self, number: int, found: ClientUpdate | Failed) -> None:
         """An order was answered."""
         self.num_trained += 1
-        self._begun()
         self._losses.pop(number, None)
         self._running.discard(number)
         if number in self._cancelled:
@@ -151,16 +150,16 @@ class Crew(ABC, Generic[W]):
         if self._false_starts > MAX_LOSSES * len(self._workers):  # a node that is lost takes several at once
             raise WorkerError(f"workers are lost before they begin: {reason}")
 
-    def _put_back(self, job: Job, reason: str) -> None:
-        """A worker is gone with this order: another does it, to the same result, unless it has cost too many."""
+    def _put_back(self, job: Job, reason: str, *, begun: bool = True) -> None:
+        """A worker is gone with this order: another does it, to the same result, unless it has cost too many that had begun."""
         number = job.dispatch.number
-        self._losses[number] += 1
-        if self._losses[number] > MAX_LOSSES:
-            raise WorkerError(f"client {job.dispatch.client} lost {self._losses[number]} workers; out of memory? ({reason})")
         self._running.discard(number)
         if number in self._cancelled:
             self._cancelled.discard(number)
-            self._losses.pop(number)
+            self._losses.pop(number, None)
             return
+        self._losses[number] += begun
+        if self._losses[number] > MAX_LOSSES:
+            raise WorkerError(f"client {job.dispatch.client} lost {self._losses[number]} workers; out of memory? ({reason})")
         self._jobs[number] = job
         heappush(self._pending, (float("-inf"), number))

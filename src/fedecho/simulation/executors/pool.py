@@ -2,7 +2,8 @@
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Sequence, Set
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -17,11 +18,11 @@ from fedecho.simulation.executors.bench import CPU, Bench
 from fedecho.simulation.executors.crew import AHEAD, DEPTH, Crew, WorkerError
 from fedecho.simulation.executors.executor import Job
 from fedecho.simulation.executors.shared import Segment, Segments
-from fedecho.simulation.executors.worker import NEEDS_GUARD, NOT_STARTED, Done, Failed, Order, deaf_children, work
+from fedecho.simulation.executors.worker import NEEDS_GUARD, NOT_STARTED, Done, Failed, Order, Ready, deaf_children, work
 
 __all__ = ["AHEAD", "DEPTH", "PoolExecutor", "WorkerError"]
 GRACE_S = 5.0
-"""How long a worker that was told to end may take; it owns nothing that a kill would harm."""
+"""How long workers that were told to end may take, all together; they own nothing that a kill would harm."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -30,6 +31,7 @@ class _Worker:
     process: SpawnProcess
     pipe: Connection
     gpu: str | None = None
+    ready: bool = False
     orders: dict[int, tuple[Job, Segment]] = field(default_factory=dict)
 
     @property
@@ -63,10 +65,9 @@ class PoolExecutor(Crew[_Worker]):
     def close(self) -> None:
         for worker in self._workers:
             worker.pipe.close()
-            if worker.orders:
+            if worker.orders or not worker.ready:
                 worker.process.terminate()
-        for worker in self._workers:
-            _ended(worker.process)
+        _ended([worker.process for worker in self._workers])
         self._workers.clear()
         self._segments.close()
 
@@ -96,7 +97,8 @@ class PoolExecutor(Crew[_Worker]):
         worker.orders[dispatch.number] = (job, result)
         try:
             worker.pipe.send(order)
-        except OSError:  # it died while nobody looked
+        except OSError:  # it died while nobody looked; this job it never had
+            self._take_back(*worker.orders.pop(dispatch.number), "it was not told", begun=False)
             self._replace(worker)
 
     def _model(self, job: Job) -> Segment:
@@ -122,6 +124,10 @@ class PoolExecutor(Crew[_Worker]):
             answer = _heard(worker.pipe)
             if answer is None:
                 self._replace(worker)
+                continue
+            if isinstance(answer, Ready):
+                worker.ready = True
+                self._begun()
                 continue
             if answer.number == NOT_STARTED:
                 raise WorkerError.told("a worker could not start", getattr(answer, "error", ""))
@@ -152,19 +158,22 @@ class PoolExecutor(Crew[_Worker]):
 
     def _replace(self, dead: _Worker) -> None:
         """A worker died: start another and let its jobs run again, to the same result."""
-        _ended(dead.process)
+        _ended([dead.process])
         if dead.process.exitcode == NEEDS_GUARD:
             raise WorkerError(
                 'a pool starts processes that import your script: put what runs in it under `if __name__ == "__main__":`'
             )
         reason = f"exit code {dead.process.exitcode}"
-        if not dead.orders:
+        if not dead.ready:
             self._false_start(reason)
         for job, segment in dead.orders.values():
-            self._release(job)
-            self._segments.give_back(segment)
-            self._put_back(job, reason)
+            self._take_back(job, segment, reason, begun=dead.ready)
         self._workers[self._workers.index(dead)] = self._spawn(dead.gpu)
+
+    def _take_back(self, job: Job, segment: Segment, reason: str, *, begun: bool) -> None:
+        self._release(job)
+        self._segments.give_back(segment)
+        self._put_back(job, reason, begun=begun)
 
 
 @contextmanager
@@ -181,18 +190,20 @@ def seeing(gpu: str | None) -> Iterator[None]:
             os.environ.update({VISIBLE: before[VISIBLE]} if VISIBLE in before else {})
 
 
-def _ended(process: SpawnProcess) -> None:
-    """A task, or a library under it, may have taken SIGTERM for itself: nobody waits for such a worker for ever."""
-    process.join(GRACE_S)
-    if process.exitcode is None:
-        process.kill()
-        process.join()
+def _ended(processes: Iterable[SpawnProcess]) -> None:
+    """A task, or a library under it, may have taken SIGTERM for itself: nobody waits for such workers for ever."""
+    deadline = time.monotonic() + GRACE_S
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+        if process.exitcode is None:
+            process.kill()
+            process.join()
 
 
-def _heard(pipe: Connection) -> Done | Failed | None:
+def _heard(pipe: Connection) -> Ready | Done | Failed | None:
     """What a worker says, or None if it died, between two answers or in the middle of one."""
     try:
-        answer: Done | Failed = pipe.recv()
+        answer: Ready | Done | Failed = pipe.recv()
     except (EOFError, OSError):
         return None
     return answer

@@ -64,6 +64,11 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
+class Ready:
+    """The worker has started, and takes orders."""
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     number: int
     num_examples: int
@@ -88,6 +93,7 @@ def work(pipe: Connection, make: Callable[[], Trainer | Bench]) -> None:
     except Exception as error:  # the parent says it to the user
         pipe.send(Failed(NOT_STARTED, NOT_STARTED, told(error)))
         os._exit(1)
+    _said(pipe, Ready())
     waiting: deque[Order] = deque()
     over = False
     while waiting or not over:
@@ -111,7 +117,7 @@ def _heard(pipe: Connection) -> Order | None:
     return order
 
 
-def _said(pipe: Connection, answer: Done | Failed) -> bool:
+def _said(pipe: Connection, answer: Ready | Done | Failed) -> bool:
     try:
         pipe.send(answer)
     except OSError:

@@ -6,14 +6,17 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import ray
 
 from fedecho.simulation.executors.crew import WorkerError
 from fedecho.simulation.executors.ray.address import START, check_reachable
 
-LOOK_S = 10.0
+LOOK_S = 5.0
+"""How often the head is looked for, at most."""
+MISSED_S = 20.0
+"""How long it may be away: it may be busy or start again, and after 60 s without it Ray ends this process."""
 QUIET = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
 
 
@@ -27,6 +30,7 @@ class Cluster:
             with _our_signals():
                 _join(address) if address else _start(num_workers, gpu)
         self._head, self._looked = ray.get_runtime_context().gcs_address, time.monotonic()
+        self._seen = self._looked
         try:
             self.num_workers = self._fitting(num_workers)
         except ValueError:
@@ -45,17 +49,21 @@ class Cluster:
         return wanted
 
     def check_head(self) -> None:
-        """Now and then: is it there? Workers go on without it, but Ray ends this process when it has missed it for a minute."""
-        if time.monotonic() - self._looked < LOOK_S:
+        """Is it there? Workers go on without it, but not this process; whoever waits for them asks every ``LOOK_S``."""
+        now = time.monotonic()
+        if now - self._looked < LOOK_S:
             return
-        self._looked = time.monotonic()
-        try:
+        if now - self._looked > MISSED_S:  # nobody asked for a while: how long it has been away is not known
+            self._seen = now
+        self._looked = now
+        with suppress(ValueError):
             check_reachable(self._head)
-        except ValueError:
+            self._seen = now
+        if now - self._seen >= MISSED_S:
             raise WorkerError(
                 f"the head of the Ray cluster at {self._head} is gone; "
                 "the run resumes from its last checkpoint, with --executor serial or pool too"
-            ) from None
+            )
 
     def close(self) -> None:
         if self._ours and ray.is_initialized():

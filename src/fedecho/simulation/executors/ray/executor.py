@@ -1,5 +1,6 @@
 """Actors on a Ray cluster, one for each core or GPU; the weights of a version lie once in its object store."""
 
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Set
@@ -17,7 +18,7 @@ from fedecho.learning.trainer import Trainer
 from fedecho.simulation.executors.bench import CPU, Bench
 from fedecho.simulation.executors.crew import DEPTH, Crew, WorkerError
 from fedecho.simulation.executors.executor import Job
-from fedecho.simulation.executors.ray.cluster import Cluster, alive_nodes
+from fedecho.simulation.executors.ray.cluster import LOOK_S, Cluster, alive_nodes
 from fedecho.simulation.executors.ray.seat import Array, Arrays, Errand, Hello, Parcel, Seat, Surroundings, arrays_of, software
 from fedecho.simulation.executors.worker import Failed
 
@@ -62,7 +63,7 @@ class RayExecutor(Crew[_Actor]):
         self._device = device
         self._say = say
         self._models: dict[int, ObjectRef[Arrays]] = {}
-        self._waited_s = 0.0
+        self._waited_s = self._complained_s = 0.0
         self.num_stored = 0
         on_gpu = cluster.resource == "GPU"
         self._overlapping = on_gpu
@@ -122,12 +123,17 @@ class RayExecutor(Crew[_Actor]):
         by_ref = {ref: worker for worker in self._workers for ref in worker.asked}
         at_work = bool(by_ref)
         by_ref |= {worker.starting: worker for worker in self._workers if worker.starting is not None}
-        done, _ = ray.wait(list(by_ref), timeout=TELL_S)
+        began = time.monotonic()
+        done, _ = ray.wait(list(by_ref), timeout=min(TELL_S, LOOK_S))
         self._cluster.check_head()
         for ref in done:
             self._heard(by_ref[ref], ref)
-        self._waited_s = 0.0 if done or at_work else self._waited_s + TELL_S
-        if self._waited_s:
+        if done or at_work:
+            self._waited_s = self._complained_s = 0.0
+            return
+        self._waited_s += time.monotonic() - began
+        if self._waited_s - self._complained_s >= TELL_S:
+            self._complained_s = self._waited_s
             self._complain()
 
     def _complain(self) -> None:
