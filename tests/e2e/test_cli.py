@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -96,7 +97,7 @@ def test_compare_ends_in_a_table_and_keeps_what_is_finished(tmp_path: Path) -> N
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
 
 
-def test_a_run_that_diverges_does_not_end_the_others() -> None:
+def test_a_run_that_diverges_does_not_end_the_others(tmp_path: Path) -> None:
     """Huge updates: FADAS takes steps of the server's learning rate whatever their size, FedBuff steps of theirs."""
     words = ["compare", "digits", "--seeds", "0", "--versions", "6", "--set", "local.client_lr=1e15", *SHORT]
     words += ["--set", "algorithm.server_lr=1000", "--json"]
@@ -106,10 +107,27 @@ def test_a_run_that_diverges_does_not_end_the_others() -> None:
     assert [run["algorithm"] for run in told["runs"]] == ["fadas"]
     assert list(told["diverged"]) == ["fedbuff seed 0"]
     assert "fedbuff seed 0 has diverged: nearly all" in both.stderr
+    record = tmp_path / "both" / "fedbuff-seed0" / "run.jsonl"
+    stamp = record.stat().st_mtime_ns
+    again = CliRunner().invoke(app, [*words[:-1], "--algorithms", "fedbuff,fadas", "--out", "both"])
+    assert re.search(r"fedbuff +0 of 1 *", again.stdout), again.stdout
+    assert "fedbuff seed 0 has diverged: nearly all" in again.stderr
+    assert record.stat().st_mtime_ns == stamp, "it is not tried again"
     alone = CliRunner().invoke(app, [*words, "--algorithms", "fedbuff", "--out", "alone"])
     assert alone.exit_code == 2
     assert alone.stdout == ""
     assert "none of the runs came to its end" in alone.stderr
+
+
+def test_what_a_run_has_to_say_is_said_by_its_comparison(tmp_path: Path) -> None:
+    """And a name that looks like an order to the console is a name."""
+    words = ["compare", "digits", "--algorithms", "fedbuff", "--seeds", "0", "--versions", "2", *SHORT, "--out", "odd[/b]"]
+    command = [sys.executable, "-m", "fedecho.cli", *words, "--executor", "ray", "--workers", "1"]
+    pytest.importorskip("ray", reason="needs Ray: pip install 'fedecho[ray]'")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "fedbuff seed 0: starting Ray" in done.stderr
+    assert "the runs are in odd[/b];" in done.stdout
 
 
 def test_compare_runs_where_it_is_told(tmp_path: Path) -> None:
@@ -121,6 +139,13 @@ def test_compare_runs_where_it_is_told(tmp_path: Path) -> None:
     assert all(models[0][name].equal(models[1][name]) for name in models[0])
     header = next(iter(read_record(tmp_path / "pooled" / "fedbuff-seed0")))
     assert header["execution"]["executor"] == "pool"
+    fedecho(*words, "--out", "pooled")  # a CPU is a CPU
+    record = tmp_path / "pooled" / "fedbuff-seed0" / "run.jsonl"
+    on_gpu = '"execution":{"device":"a GPU","precision":"bf16","deterministic":false,'
+    record.write_text(record.read_text().replace('"execution":{', on_gpu, 1))
+    mixed = CliRunner().invoke(app, [*words, "--out", "pooled"])
+    assert mixed.exit_code == 2
+    assert "was computed on a GPU in bf16, and this comparison is on a CPU" in mixed.stderr
     refused = CliRunner().invoke(app, [*words, "--out", "wrong", "--executor", "pol"])
     assert refused.exit_code == 2
     assert "pol" in refused.stderr

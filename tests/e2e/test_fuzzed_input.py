@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from fedecho import ALGORITHMS, RECIPES, Experiment, load, simulate
 from fedecho.cli import app, comparison, runs, tables
 from fedecho.experiments.compare import Compared
 from fedecho.experiments.config import to_config
+from fedecho.experiments.summary import Summary
 
 FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], print_blob=True)
 
@@ -25,12 +27,18 @@ def _nothing_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What passes all checks would train for days, fetch gigabytes or fill the disk."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(runs, "_finish", lambda *arguments: None)
-    monkeypatch.setattr(comparison, "run_all", lambda *arguments, **options: Compared([], {}))
+    monkeypatch.setattr(comparison, "run_all", lambda *arguments, **options: Compared([_summary()], []))
     monkeypatch.setattr(tables, "_run", lambda *arguments: None)
     monkeypatch.setattr(tables, "server_cost", _no_cost)
     data_commands = sys.modules["fedecho.cli.data"]  # its name in the package is that of a group of commands
     monkeypatch.setattr(data_commands, "fetch", lambda *arguments: Path())
     monkeypatch.setattr(data_commands, "synthesize", lambda *arguments, **options: Path())
+
+
+@cache
+def _summary() -> Summary:
+    """Of a run that was made, so that what is printed of it is fuzzed too."""
+    return simulate(load("digits", algorithm="fedbuff", versions=1, settings=["local.num_local_steps=1"])).summary
 
 
 def _no_cost(*arguments: Any, **options: Any) -> Any:
@@ -60,7 +68,26 @@ def keys_of(tree: dict[str, Any], before: str = "") -> Iterator[str]:
 KEYS = sorted({key for name in ALGORITHMS for key in keys_of(to_config(load("digits", algorithm=name)))})
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
 ODD = st.sampled_from(
-    ["", " ", ".", "..", "=", "a.b", "\0", "\n", "\x1b[31m", "../x", "~", "é", "\u202e", "\U0001d54f", "x" * 300, "-1", "1e999"]
+    [
+        "",
+        " ",
+        ".",
+        "..",
+        "=",
+        "a.b",
+        "\0",
+        "\n",
+        "\x1b[31m",
+        "../x",
+        "odd[/b]",
+        "~",
+        "é",
+        "\u202e",
+        "\U0001d54f",
+        "x" * 300,
+        "-1",
+        "1e999",
+    ]
 )
 LITERALS = st.sampled_from(
     ["nan", "-inf", "0x" + "f" * 4000, "9" * 5000, "1" * 19, "-0.0", "1e-400", "[" * 3000, "{a={a={a=1}}}", "1979-05-27"]

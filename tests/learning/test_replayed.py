@@ -10,6 +10,7 @@ import pytest
 import torch
 from blobs import CLASSES, FEATURES, Blobs, dispatch_of, network, trainer_of
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 
 from fedecho.core.lanes import Graph, ImmediateLane
 from fedecho.core.layout import Layout
@@ -250,6 +251,10 @@ def test_what_a_model_makes_anywhere_is_made_on_the_device() -> None:
             assert (made.item(), made.dtype, made.shape) == (number, torch.tensor(number).dtype, ())
 
 
+DEPTH = 12
+"""More than the eight programs that the compiler makes of one function before it gives up."""
+
+
 class Block(nn.Module):
     """A layer of a deep network, with dropout; it counts how often Python runs it."""
 
@@ -270,7 +275,7 @@ class Deep(nn.Module):
         super().__init__()
         self.first, self.last = nn.Linear(FEATURES, 5), nn.Linear(5, CLASSES)
         self.heads = nn.ModuleList([nn.Linear(50, 50), nn.Tanh()])
-        self.layers = nn.ModuleList(Block(dropout) for _ in range(4))
+        self.layers = nn.ModuleList(Block(dropout) for _ in range(DEPTH))
 
     def forward(self, inputs: Tensor) -> Tensor:
         hidden = self.first(inputs)
@@ -290,6 +295,8 @@ def test_which_layers_are_repeated() -> None:
     assert repeated_blocks(module) == list(module.layers)
     assert repeated_blocks(network()) == []
     assert repeated_blocks(nn.ModuleList([nn.Linear(2, 2)])) == []
+    lists = nn.ModuleList(nn.ModuleList([nn.Linear(9, 9)]) for _ in range(2))
+    assert repeated_blocks(nn.ModuleList([module, lists])) == list(module.layers), "a list of lists is never called"
 
 
 @pytest.fixture
@@ -301,7 +308,9 @@ def traced_only(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("traced_only")
 @pytest.mark.parametrize("local", [SGD, ADAMW])
 def test_compiled_blocks_are_the_plain_ones(local: LocalTraining) -> None:
-    """And Python runs none of them, but where the trainer is asked for something else."""
+    """One program for all of them and both shapes of batch; Python runs none, but where the trainer is asked for something else."""
+    torch._dynamo.reset()
+    counters.clear()
     module, said = deep(), list[str]()
     ours, plain = replayed_of(module, local, jitter=0.2, blocks=True, say=said.append), trainer_of(module, local, jitter=0.2)
     for seed in (5, 6):
@@ -314,7 +323,8 @@ def test_compiled_blocks_are_the_plain_ones(local: LocalTraining) -> None:
     assert said == []
     Block.runs = 0
     ours.network.module(torch.ones(1, FEATURES))
-    assert Block.runs == 4
+    assert Block.runs == DEPTH
+    assert counters["stats"]["unique_graphs"] == 1
 
 
 def test_blocks_that_cannot_be_compiled_are_captured_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:

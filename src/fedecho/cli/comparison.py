@@ -1,6 +1,7 @@
 """``fedecho compare``."""
 
 import os
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -29,6 +30,7 @@ from fedecho.cli.console import (
     out,
     print_json,
     say,
+    tell,
     usable,
     use_data_dir,
 )
@@ -84,20 +86,22 @@ def compare(
         ]
         usable(target)
         with LiveProgress(err, silent=quiet or as_json) as progress:
-            compared = run_all(plan, jobs=_jobs(jobs, executor), see=progress.update)
-        for label, why in compared.diverged.items():
+            compared = run_all(plan, jobs=_jobs(jobs, executor), see=progress.update, say=say)
+        diverged = {planned.label: planned.why_diverged for planned in compared.diverged}
+        for label, why in diverged.items():
             say(f"{label} has diverged: {why}")
         if not compared.summaries:
-            raise ConfigError("none of the runs came to its end")
+            raise ConfigError(f"none of the runs came to its end; to try them again, remove {target}")
         summaries = compared.summaries
         if as_json:
             told = {"folder": str(target), "runs": [asdict(summary) for summary in summaries]}
-            print_json(told | {"diverged": compared.diverged})
+            print_json(told | {"diverged": diverged})
         elif quiet:
             print(target)
         else:
-            out.print(comparison(summaries, f"{Path(source).stem}: {len(summaries)} runs"))
-            out.print(f"the runs are in {target}; a page of them: fedecho report {target}", soft_wrap=True)
+            lost = Counter(planned.label.partition(" seed ")[0] for planned in compared.diverged)
+            out.print(comparison(summaries, f"{Path(source).stem}: {len(plan)} runs", lost))
+            tell(f"the runs are in {target}; a page of them: fedecho report {target}")
 
 
 def _names(text: str) -> list[str]:

@@ -80,6 +80,11 @@ def say(text: str) -> None:
     err.print(one_line(text), soft_wrap=True, markup=False, highlight=False)
 
 
+def tell(text: str) -> None:
+    """A line of the result, in which a name stays what it is."""
+    out.print(one_line(text), soft_wrap=True, markup=False)
+
+
 def one_line(text: str) -> str:
     """What a file or an argument brought along may hold line ends, and orders to a terminal."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

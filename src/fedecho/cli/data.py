@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from fedecho.cli.console import DataDir, err, friendly, out, say, usable
+from fedecho.cli.console import DataDir, err, friendly, say, tell, usable
 from fedecho.data.fetch import fetch
 from fedecho.data.locate import data_folder
 from fedecho.data.synthesize import synthesize
@@ -26,7 +26,7 @@ def fetch_set(
         with Progress(*columns, console=err, disable=not err.is_terminal) as bars:
             bar = bars.add_task(name, total=None)
             folder = fetch(name, data_dir, lambda done, total: bars.update(bar, completed=done, total=total), say)
-        out.print(f"{name} is in {folder}", soft_wrap=True)
+        tell(f"{name} is in {folder}")
 
 
 @data.command("synthesize")
@@ -55,4 +55,4 @@ def synthesize_set(
                 batch_size=batch_size,
                 progress=lambda done, total: bars.update(bar, completed=done),
             )
-        out.print(f"{num} images are in {made}", soft_wrap=True)
+        tell(f"{num} images are in {made}")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fedecho.cli.console import AsJson, Quiet, friendly, out, print_json, say, usable
+from fedecho.cli.console import AsJson, Quiet, friendly, print_json, say, tell, usable
 from fedecho.core.checkpoint import write_atomically
 from fedecho.report.book import report_of
 from fedecho.report.html import page
@@ -46,11 +46,11 @@ def report(
         elif quiet:
             print(target)
         else:
-            out.print(f"{target} ({len(text) / 1e6:.1f} MB, {len(made.figures)} figures)", soft_wrap=True, highlight=False)
+            tell(f"{target} ({len(text) / 1e6:.1f} MB, {len(made.figures)} figures)")
             for why in missing:
-                out.print(f"left out: {why}", soft_wrap=True, highlight=False, markup=False)
+                tell(f"left out: {why}")
             if drawn:
-                out.print(f"{len(drawn)} files in {figures}", soft_wrap=True, highlight=False)
+                tell(f"{len(drawn)} files in {figures}")
         if open_it:
             webbrowser.open(target.absolute().as_uri())
 

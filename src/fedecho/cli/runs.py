@@ -30,6 +30,7 @@ from fedecho.cli.console import (
     out,
     print_json,
     say,
+    tell,
     usable,
     use_data_dir,
 )
@@ -135,7 +136,7 @@ def resume(
             if as_json:
                 print_json({"folder": str(folder), **asdict(Summary.read(folder))})
             else:
-                out.print(f"{folder} is finished already")
+                tell(f"{folder} is finished already")
             return
         _finish(folder, None, options | {"checkpoint_s": checkpoint_every}, manner)
 
@@ -195,8 +196,8 @@ def _say_result(folder: Path, summary: Summary, manner: _Manner) -> None:
         f"final {100 * summary.final_accuracy:.2f}, best {100 * summary.best_accuracy:.2f})",
         soft_wrap=True,
     )
-    out.print(f"{summary.virtual_s / 3600:.2f} virtual hours in {summary.real_s:.1f} s; the run is in {folder}", soft_wrap=True)
-    out.print(f"a page of it: fedecho report {folder}", soft_wrap=True)
+    tell(f"{summary.virtual_s / 3600:.2f} virtual hours in {summary.real_s:.1f} s; the run is in {folder}")
+    tell(f"a page of it: fedecho report {folder}")
 
 
 def _free_folder(experiment: Experiment, algorithm: str | None) -> Path:

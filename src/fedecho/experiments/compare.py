@@ -1,5 +1,6 @@
 """Many runs beside each other: one process each, finished ones kept, stopped ones resumed."""
 
+import json
 import multiprocessing
 import signal
 import time
@@ -13,10 +14,13 @@ from pathlib import Path
 from queue import Empty
 from typing import Any
 
+from fedecho.core.checkpoint import write_atomically
 from fedecho.core.drive import Moment
+from fedecho.experiments.config import ConfigError
+from fedecho.experiments.execution import Execution
 from fedecho.experiments.experiment import Experiment
 from fedecho.experiments.identity import check_same, config_of, is_finished
-from fedecho.experiments.record import RECORD
+from fedecho.experiments.record import RECORD, read_header
 from fedecho.experiments.run import Interrupted, simulate
 from fedecho.experiments.standstill import DivergedError
 from fedecho.experiments.state import Following, RunState
@@ -25,6 +29,8 @@ from fedecho.simulation.executors.worker import deaf_children
 from fedecho.tracking import tracked
 
 See = Callable[[str, RunState], None]
+Say = Callable[[str], None]
+DIVERGED = "diverged.json"
 NEWS_EVERY_S = 0.2
 
 
@@ -39,26 +45,56 @@ class Planned:
     execution: Mapping[str, Any] = field(default_factory=dict)
     """How it is computed, in the words of ``simulate``."""
 
+    @property
+    def why_diverged(self) -> str:
+        """Why it was given up, or empty. Tried again it would only do the same."""
+        kept = self.folder / DIVERGED
+        return str(json.loads(kept.read_text())["why"]) if kept.exists() else ""
+
 
 @dataclass(frozen=True)
 class Compared:
-    """What came of the runs; ``diverged`` has, by label, why one was given up."""
+    """What came of the runs; ``diverged`` are those that were given up."""
 
     summaries: list[Summary]
-    diverged: dict[str, str]
+    diverged: list[Planned]
 
 
-def run_all(plan: list[Planned], *, jobs: int, see: See) -> Compared:
-    """Run what is missing, ``jobs`` at a time. ``see`` is told how each run stands. One that diverges does not end the others."""
+def run_all(plan: list[Planned], *, jobs: int, see: See, say: Say = lambda text: None) -> Compared:
+    """Run what is missing, ``jobs`` at a time; one that diverges does not end the others.
+
+    ``see`` is told how each run stands, ``say`` what it has to say.
+    """
     for planned in plan:
         if (planned.folder / RECORD).exists():
             check_same(planned.folder, planned.experiment)
-    missing = [planned for planned in plan if not is_finished(planned.folder)]
-    diverged = _run_missing(missing, jobs, see) if missing else {}
-    return Compared([Summary.read(planned.folder) for planned in plan if planned.label not in diverged], diverged)
+            _check_same_arithmetic(planned)
+    missing = [planned for planned in plan if not is_finished(planned.folder) and not planned.why_diverged]
+    if missing:
+        _run_missing(missing, jobs, see, say)
+    diverged = [planned for planned in plan if planned.why_diverged]
+    return Compared([Summary.read(planned.folder) for planned in plan if planned not in diverged], diverged)
 
 
-def _run_missing(missing: list[Planned], jobs: int, see: See) -> dict[str, str]:
+def _check_same_arithmetic(planned: Planned) -> None:
+    """On a CPU all executors give the same bytes; a GPU rounds in its own way, and a table must not mix the two."""
+    before, now = read_header(planned.folder)["execution"], Execution(**planned.execution)
+    wanted = {"precision": now.precision, "deterministic": now.deterministic} if now.on_gpu else {}
+    found = {name: before[name] for name in ("precision", "deterministic")} if "device" in before else {}
+    if found != wanted:
+        raise ConfigError(
+            f"{planned.folder} was computed {_place(found)}, and this comparison is {_place(wanted)}: "
+            "use the same --executor, --device, --precision and --deterministic, or another --out"
+        )
+
+
+def _place(arithmetic: Mapping[str, Any]) -> str:
+    if not arithmetic:
+        return "on a CPU"
+    return f"on a GPU in {arithmetic['precision']}{', deterministic' if arithmetic['deterministic'] else ''}"
+
+
+def _run_missing(missing: list[Planned], jobs: int, see: See, say: Say) -> None:
     context = multiprocessing.get_context("spawn")
     news: Queue[Any] = context.Queue()
     stop = context.Event()
@@ -66,8 +102,9 @@ def _run_missing(missing: list[Planned], jobs: int, see: See) -> dict[str, str]:
         with deaf_children():
             futures = [pool.submit(_run_one, planned) for planned in missing]
         try:
-            _follow(futures, news, see)
-            ended = {planned.label: future.result() for planned, future in zip(missing, futures, strict=True)}
+            _follow(futures, news, see, say)
+            for future in futures:
+                future.result()
         except (KeyboardInterrupt, BrokenProcessPool, Interrupted):
             stop.set()
             pool.shutdown(wait=True, cancel_futures=True)
@@ -76,17 +113,17 @@ def _run_missing(missing: list[Planned], jobs: int, see: See) -> dict[str, str]:
             stop.set()
             pool.shutdown(wait=True, cancel_futures=True)
             raise
-    return {label: why for label, why in ended.items() if why}
 
 
-def _follow(futures: list[Future[str]], news: "Queue[Any]", see: See) -> None:
+def _follow(futures: list[Future[None]], news: "Queue[Any]", see: See, say: Say) -> None:
     """Pass the news on until all runs are done or one has failed."""
     while True:
         failed = any(future.done() and not future.cancelled() and future.exception() for future in futures)
         done = all(future.done() for future in futures)
         try:
             while True:
-                see(*news.get(timeout=0.05 if done or failed else 0.2))
+                label, told = news.get(timeout=0.05 if done or failed else 0.2)
+                say(f"{label}: {told}") if isinstance(told, str) else see(label, told)
         except Empty:
             if done or failed:
                 return
@@ -102,11 +139,14 @@ def _listen(news: "Queue[Any]", stop: Event) -> None:
     _news, _stop = news, stop
 
 
-def _run_one(planned: Planned) -> str:
-    """Empty, or why the run was given up."""
+def _run_one(planned: Planned) -> None:
     told = 0.0
     if _stop is not None and _stop.is_set():
         raise Interrupted("stopped before it began")
+
+    def say(text: str) -> None:
+        if _news is not None:
+            _news.put((planned.label, text))
 
     def tell(state: RunState) -> None:
         nonlocal told
@@ -119,7 +159,7 @@ def _run_one(planned: Planned) -> str:
                 signal.raise_signal(signal.SIGTERM)  # as if it had been asked itself
 
     follow = Following(planned.folder, RunState(planned.experiment.num_versions), tell)
-    with tracked(planned.track, planned.folder, config_of(planned.experiment)) as tracker:
+    with tracked(planned.track, planned.folder, config_of(planned.experiment), say) as tracker:
 
         def watch(moment: Moment, scores: dict[str, float] | None) -> None:
             tracker(moment, scores)
@@ -127,7 +167,6 @@ def _run_one(planned: Planned) -> str:
 
         begun = (planned.folder / RECORD).exists()
         try:
-            simulate(planned.experiment, out=planned.folder, resume=begun, watch=watch, **planned.execution)
+            simulate(planned.experiment, out=planned.folder, resume=begun, watch=watch, say=say, **planned.execution)
         except DivergedError as error:
-            return str(error)
-    return ""
+            write_atomically(planned.folder / DIVERGED, (json.dumps({"why": str(error)}) + "\n").encode())

@@ -26,7 +26,7 @@ class LiveProgress:
         self._last_draw: dict[str, float] = {}
         wide = console.width >= WIDE
         self._bars = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24 if wide else 12),
             TextColumn("{task.completed:.0f}/{task.total:.0f}" + (" versions" if wide else "")),
             TextColumn("{task.fields[state]}"),
@@ -70,4 +70,6 @@ class LiveProgress:
             return
         self._last_line[run] = now
         arrivals = f"  {state.arrivals}" if state.arrivals else ""
-        self._console.print(f"{run}: version {state.version}/{state.num_versions}  {state.text}{arrivals}", soft_wrap=True)
+        self._console.print(
+            f"{run}: version {state.version}/{state.num_versions}  {state.text}{arrivals}", soft_wrap=True, markup=False
+        )
