@@ -18,7 +18,7 @@ from pool_tasks import LOCAL, MOODY, MoodyDigits
 from fedecho.core.types import ClientUpdate, Dispatch, GlobalModel, Weights
 from fedecho.experiments.build import MakeTrainer
 from fedecho.simulation.executors.shared import Segment, Segments
-from fedecho.simulation.executors.worker import Done, Failed, Order, work
+from fedecho.simulation.executors.worker import Done, Failed, Order, Ready, work
 
 SHARED = Path("/dev/shm")  # noqa: S108
 MAKE = MakeTrainer(MoodyDigits(), LOCAL, seed=0)
@@ -68,6 +68,7 @@ def through_a_worker(model: GlobalModel, clients: list[int], control: Any) -> li
         ours.send(Order(number, client, model.version, 70 + number, model_segment.name, result.name, has, control is not None))
     ours.send(None)
     work(theirs, MAKE)
+    assert ours.recv() == Ready()
     found = []
     for client, result in zip(clients, results, strict=True):
         delta, out, change = (part.clone() for part in result.vector.split(parts))
