@@ -44,8 +44,6 @@ def main() -> None:
     parser.add_argument("--page", action="store_true", help="page and pictures from the file of results")
     parser.add_argument("--workers", type=at_least_one, default=2)
     options = parser.parse_args()
-    if options.workers < 1:
-        parser.error(f"--workers must be at least 1, got {options.workers}")
     if not options.page:
         results = watched(QUICK if options.quick else FULL, options.workers)
         print("\n\n".join(parts(results).values()))

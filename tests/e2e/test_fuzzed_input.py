@@ -27,7 +27,7 @@ def _nothing_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What passes all checks would train for days, fetch gigabytes or fill the disk."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(runs, "_finish", lambda *arguments: None)
-    monkeypatch.setattr(comparison, "run_all", lambda *arguments, **options: Compared([_summary()], []))
+    monkeypatch.setattr(comparison, "run_all", lambda *arguments, **options: Compared([_summary()], {}))
     monkeypatch.setattr(tables, "_run", lambda *arguments: None)
     monkeypatch.setattr(tables, "server_cost", _no_cost)
     data_commands = sys.modules["fedecho.cli.data"]  # its name in the package is that of a group of commands

@@ -174,3 +174,14 @@ def test_a_narrow_terminal_folds_words_and_cuts_no_figure() -> None:
     for figure in figures:
         assert all(word in text for word in (figure.ours, figure.paper, *figure.scores))
     assert any(figure.ours for figure in figures)
+
+
+def test_a_cell_begun_on_a_gpu_does_not_end_on_a_cpu(small_table: list[str], tmp_path: Path) -> None:
+    """Its result would name a GPU that the end of it never saw."""
+    fedecho(*small_table, "--seeds", "0")
+    next((tmp_path / "mine").rglob("*.json")).unlink()
+    record = next((tmp_path / "runs").rglob("run.jsonl"))
+    on_gpu = '"execution":{"device":"a GPU","precision":"fp32","deterministic":true,'
+    record.write_text(record.read_text().replace('"execution":{', on_gpu, 1))
+    said = fedecho(*small_table, "--seeds", "0", code=2)
+    assert "was computed on a GPU in fp32, deterministic, and is now to be on a CPU" in said

@@ -256,26 +256,26 @@ DEPTH = 12
 
 
 class Block(nn.Module):
-    """A layer of a deep network, with dropout; it counts how often Python runs it."""
+    """A layer of a deep network; it counts how often Python runs it."""
 
     runs = 0
 
-    def __init__(self, dropout: float = 0.0) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.linear, self.dropout = nn.Linear(5, 5), nn.Dropout(dropout)
+        self.linear = nn.Linear(5, 5)
 
     def forward(self, hidden: Tensor) -> Tensor:
         if not torch.compiler.is_compiling():
             Block.runs += 1
-        return hidden + self.dropout(torch.tanh(self.linear(hidden)))
+        return hidden + torch.tanh(self.linear(hidden))
 
 
 class Deep(nn.Module):
-    def __init__(self, dropout: float = 0.0) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.first, self.last = nn.Linear(FEATURES, 5), nn.Linear(5, CLASSES)
         self.heads = nn.ModuleList([nn.Linear(50, 50), nn.Tanh()])
-        self.layers = nn.ModuleList(Block(dropout) for _ in range(DEPTH))
+        self.layers = nn.ModuleList(Block() for _ in range(DEPTH))
 
     def forward(self, inputs: Tensor) -> Tensor:
         hidden = self.first(inputs)
@@ -285,9 +285,9 @@ class Deep(nn.Module):
         return logits
 
 
-def deep(dropout: float = 0.0) -> Deep:
+def deep() -> Deep:
     torch.manual_seed(3)
-    return Deep(dropout)
+    return Deep()
 
 
 def test_which_layers_are_repeated() -> None:

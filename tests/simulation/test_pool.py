@@ -144,6 +144,7 @@ def test_a_worker_killed_at_work_is_replaced_and_nothing_changes(pool: PoolExecu
     assert pool._workers[0].process.pid != pid
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="looks at processes in /proc")
 def test_a_worker_that_will_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pool closes even if its workers are stuck and deaf to SIGTERM."""
     monkeypatch.setattr(executors_pool, "GRACE_S", 0.2)

@@ -135,6 +135,7 @@ def test_a_gpus_worker_is_given_many_jobs_at_once_and_who_finds_no_gpu_gives_up(
         trainer = make_trainer()()
         for each in jobs:
             assert_same(runner.result(each.dispatch.number), trainer.train(each.dispatch, each.control))
+        monkeypatch.setattr(module, "LOOK_S", 0.1)
         monkeypatch.setattr(module, "TELL_S", 0.1)
         monkeypatch.setattr(module, "PATIENCE_S", 0.3)
         with pytest.raises(

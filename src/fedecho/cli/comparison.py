@@ -26,6 +26,7 @@ from fedecho.cli.console import (
     err,
     execution_options,
     friendly,
+    names,
     numbers,
     out,
     print_json,
@@ -34,7 +35,7 @@ from fedecho.cli.console import (
     usable,
     use_data_dir,
 )
-from fedecho.experiments.compare import Planned, run_all
+from fedecho.experiments.compare import Compared, Planned, run_all
 from fedecho.experiments.config import ConfigError, load
 from fedecho.report.progress import LiveProgress
 from fedecho.report.tables import comparison
@@ -82,33 +83,27 @@ def compare(
                 execution,
             )
             for seed in numbers(seeds, "--seeds")
-            for algorithm in _names(algorithms)
+            for algorithm in names(algorithms)
         ]
         usable(target)
         with LiveProgress(err, silent=quiet or as_json) as progress:
             compared = run_all(plan, jobs=_jobs(jobs, executor), see=progress.update, say=say)
-        diverged = {planned.label: planned.why_diverged for planned in compared.diverged}
-        for label, why in diverged.items():
+        for label, why in compared.diverged.items():
             say(f"{label} has diverged: {why}")
         if not compared.summaries:
             raise ConfigError(f"none of the runs came to its end; to try them again, remove {target}")
-        summaries = compared.summaries
         if as_json:
-            told = {"folder": str(target), "runs": [asdict(summary) for summary in summaries]}
-            print_json(told | {"diverged": diverged})
+            print_json({"folder": str(target), "runs": list(map(asdict, compared.summaries)), "diverged": compared.diverged})
         elif quiet:
             print(target)
         else:
-            lost = Counter(planned.label.partition(" seed ")[0] for planned in compared.diverged)
-            out.print(comparison(summaries, f"{Path(source).stem}: {len(plan)} runs", lost))
-            tell(f"the runs are in {target}; a page of them: fedecho report {target}")
+            _show(compared, target, f"{Path(source).stem}: {len(plan)} runs")
 
 
-def _names(text: str) -> list[str]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    if not names:
-        raise ConfigError("--algorithms names no method")
-    return list(dict.fromkeys(names))
+def _show(compared: Compared, target: Path, title: str) -> None:
+    diverged = Counter(label.partition(" seed ")[0] for label in compared.diverged)
+    out.print(comparison(compared.summaries, title, diverged))
+    tell(f"the runs are in {target}; a page of them: fedecho report {target}")
 
 
 def _jobs(jobs: int | None, executor: str) -> int:

@@ -150,6 +150,14 @@ def execution_options(
     return dict(told)
 
 
+def names(text: str) -> list[str]:
+    """Methods, separated by commas, each once."""
+    found = [name.strip() for name in text.split(",") if name.strip()]
+    if not found:
+        raise ConfigError("--algorithms names no method")
+    return list(dict.fromkeys(found))
+
+
 def numbers(text: str, option: str) -> tuple[int, ...]:
     try:
         return tuple(dict.fromkeys(int(part) for part in text.split(",")))

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from rich.text import Text
 
 from fedecho.cli.console import (
     AddressOption,
@@ -23,9 +24,11 @@ from fedecho.cli.console import (
     err,
     execution_options,
     friendly,
+    names,
     numbers,
     out,
     say,
+    tell,
     usable,
     use_data_dir,
 )
@@ -105,15 +108,15 @@ def cost(
         if versions < 1:
             raise ConfigError(f"--versions must be at least 1, got {versions}")
         execution = Execution(**execution_options(executor, None, "bf16", False))
-        shown = Table(title=f"{source}: what the server pays, by version", title_justify="left", box=SIMPLE_HEAD)
+        shown = Table(title=Text(f"{source}: what the server pays, by version"), title_justify="left", box=SIMPLE_HEAD)
         for heading in ("method", "inference s", "distillation s", "versions alive", "versions MB", "bank MB"):
             shown.add_column(heading, justify="left" if heading == "method" else "right")
-        for name in algorithms.split(","):
-            experiment = load(source, algorithm=name.strip(), settings=settings or ())
+        for name in names(algorithms):
+            experiment = load(source, algorithm=name, settings=settings or ())
             paid = server_cost(experiment, execution, versions)
             seconds = [f"{paid.inference_s:.4f}", f"{paid.distillation_s:.4f}"]
             held = [str(paid.versions_alive), f"{paid.versions_bytes / 1e6:.1f}", f"{paid.bank_bytes / 1e6:.2f}"]
-            shown.add_row(name.strip(), *seconds, *held)
+            shown.add_row(name, *seconds, *held)
         out.print(shown)
 
 
@@ -151,7 +154,7 @@ def _show(paper: PaperTable, results: Path, seeds: tuple[int, ...], form: str) -
         for shown in as_text(paper, results, seeds):
             out.print(shown, width=None if out.is_terminal else WIDE)  # a file has no width; what is cut off there is lost
         for note in notes_of(paper, results, seeds):
-            out.print(note, soft_wrap=True, highlight=False)
+            tell(note)
     else:
         lines = lines_of(paper, results, seeds)
         print(as_markdown(lines) if form == "markdown" else as_csv(lines))

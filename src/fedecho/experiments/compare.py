@@ -1,6 +1,5 @@
 """Many runs beside each other: one process each, finished ones kept, stopped ones resumed."""
 
-import json
 import multiprocessing
 import signal
 import time
@@ -16,8 +15,7 @@ from typing import Any
 
 from fedecho.core.checkpoint import write_atomically
 from fedecho.core.drive import Moment
-from fedecho.experiments.config import ConfigError
-from fedecho.experiments.execution import Execution
+from fedecho.experiments.execution import Execution, check_same_arithmetic
 from fedecho.experiments.experiment import Experiment
 from fedecho.experiments.identity import check_same, config_of, is_finished
 from fedecho.experiments.record import RECORD, read_header
@@ -30,7 +28,7 @@ from fedecho.tracking import tracked
 
 See = Callable[[str, RunState], None]
 Say = Callable[[str], None]
-DIVERGED = "diverged.json"
+DIVERGED = "diverged.txt"
 NEWS_EVERY_S = 0.2
 
 
@@ -49,15 +47,15 @@ class Planned:
     def why_diverged(self) -> str:
         """Why it was given up, or empty. Tried again it would only do the same."""
         kept = self.folder / DIVERGED
-        return str(json.loads(kept.read_text())["why"]) if kept.exists() else ""
+        return kept.read_text().strip() if kept.exists() else ""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """What came of the runs; ``diverged`` are those that were given up."""
+    """What came of the runs; ``diverged`` says by its label why one was given up."""
 
     summaries: list[Summary]
-    diverged: list[Planned]
+    diverged: dict[str, str]
 
 
 def run_all(plan: list[Planned], *, jobs: int, see: See, say: Say = lambda text: None) -> Compared:
@@ -68,30 +66,12 @@ def run_all(plan: list[Planned], *, jobs: int, see: See, say: Say = lambda text:
     for planned in plan:
         if (planned.folder / RECORD).exists():
             check_same(planned.folder, planned.experiment)
-            _check_same_arithmetic(planned)
+            check_same_arithmetic(planned.folder, read_header(planned.folder)["execution"], Execution(**planned.execution))
     missing = [planned for planned in plan if not is_finished(planned.folder) and not planned.why_diverged]
     if missing:
         _run_missing(missing, jobs, see, say)
-    diverged = [planned for planned in plan if planned.why_diverged]
-    return Compared([Summary.read(planned.folder) for planned in plan if planned not in diverged], diverged)
-
-
-def _check_same_arithmetic(planned: Planned) -> None:
-    """On a CPU all executors give the same bytes; a GPU rounds in its own way, and a table must not mix the two."""
-    before, now = read_header(planned.folder)["execution"], Execution(**planned.execution)
-    wanted = {"precision": now.precision, "deterministic": now.deterministic} if now.on_gpu else {}
-    found = {name: before[name] for name in ("precision", "deterministic")} if "device" in before else {}
-    if found != wanted:
-        raise ConfigError(
-            f"{planned.folder} was computed {_place(found)}, and this comparison is {_place(wanted)}: "
-            "use the same --executor, --device, --precision and --deterministic, or another --out"
-        )
-
-
-def _place(arithmetic: Mapping[str, Any]) -> str:
-    if not arithmetic:
-        return "on a CPU"
-    return f"on a GPU in {arithmetic['precision']}{', deterministic' if arithmetic['deterministic'] else ''}"
+    diverged = {planned.label: why for planned in plan if (why := planned.why_diverged)}
+    return Compared([Summary.read(planned.folder) for planned in plan if planned.label not in diverged], diverged)
 
 
 def _run_missing(missing: list[Planned], jobs: int, see: See, say: Say) -> None:
@@ -169,4 +149,4 @@ def _run_one(planned: Planned) -> None:
         try:
             simulate(planned.experiment, out=planned.folder, resume=begun, watch=watch, say=say, **planned.execution)
         except DivergedError as error:
-            write_atomically(planned.folder / DIVERGED, (json.dumps({"why": str(error)}) + "\n").encode())
+            write_atomically(planned.folder / DIVERGED, f"{error}\n".encode())

@@ -1,7 +1,9 @@
 """How a run is computed: where, by how many workers, on which devices."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -112,6 +114,24 @@ class Execution:
             told |= {"precision": self.precision, "deterministic": self.deterministic, "compiled": self.compiled}
             told["device"] = torch.cuda.get_device_name()
         return told
+
+
+def check_same_arithmetic(folder: Path, before: Mapping[str, Any], now: Execution) -> None:
+    """``before`` is ``described`` in a run's header. CPUs give the same bytes on all executors; a GPU rounds in its own way."""
+    names = ("precision", "deterministic")
+    wanted = {name: getattr(now, name) for name in names} if now.on_gpu else {}
+    found = {name: before[name] for name in names} if "device" in before else {}
+    if found != wanted:
+        raise ValueError(
+            f"{folder} was computed {_place(found)}, and is now to be {_place(wanted)}: use the same --executor, --device, "
+            "--precision and --deterministic, or another folder"
+        )
+
+
+def _place(arithmetic: Mapping[str, Any]) -> str:
+    if not arithmetic:
+        return "on a CPU"
+    return f"on a GPU in {arithmetic['precision']}{', deterministic' if arithmetic['deterministic'] else ''}"
 
 
 def visible_gpus() -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedecho.core.checkpoint import write_atomically
 from fedecho.experiments.build import assembled, one_thread
-from fedecho.experiments.execution import Execution
+from fedecho.experiments.execution import Execution, check_same_arithmetic
 from fedecho.experiments.experiment import Experiment
 from fedecho.experiments.identity import check_same, config_of, header_of, is_finished, notes_of
 from fedecho.experiments.paper import Cell, Settings
@@ -89,6 +89,8 @@ def run_cell(
     if cell.row.untrained:
         return _kept(results, cell, _untrained(cell, experiment, Execution(**options)))
     resume = (folder / RECORD).exists()
+    if resume:
+        check_same_arithmetic(folder, read_header(folder)["execution"], Execution(**options))
     try:
         if not is_finished(folder):  # else it was stopped between its end and this
             simulate(experiment, out=folder, resume=resume, watch=watch, say=say, **options)

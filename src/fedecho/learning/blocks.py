@@ -1,7 +1,6 @@
 """The repeated layers of a network (a transformer's blocks), compiled: one program serves all of them.
 
-To compile a whole model takes minutes and grows with its depth; its blocks are the same program with other weights, and most of
-its time is theirs.
+To compile a whole model takes the longer the deeper it is; its blocks are the same program with other weights.
 """
 
 import warnings

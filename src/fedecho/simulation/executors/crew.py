@@ -104,6 +104,7 @@ class Crew(ABC, Generic[W]):
 
     def cancel(self, number: int) -> None:
         self._dues.pop(number, None)
+        self._losses.pop(number, None)
         if self._jobs.pop(number, None) is None and self._results.pop(number, None) is None and number in self._running:
             self._cancelled.add(number)
 
@@ -156,7 +157,6 @@ class Crew(ABC, Generic[W]):
         self._running.discard(number)
         if number in self._cancelled:
             self._cancelled.discard(number)
-            self._losses.pop(number, None)
             return
         self._losses[number] += begun
         if self._losses[number] > MAX_LOSSES:

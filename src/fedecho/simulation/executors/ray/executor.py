@@ -63,7 +63,7 @@ class RayExecutor(Crew[_Actor]):
         self._device = device
         self._say = say
         self._models: dict[int, ObjectRef[Arrays]] = {}
-        self._waited_s = self._complained_s = 0.0
+        self._waited_s = 0.0
         self.num_stored = 0
         on_gpu = cluster.resource == "GPU"
         self._overlapping = on_gpu
@@ -124,16 +124,16 @@ class RayExecutor(Crew[_Actor]):
         at_work = bool(by_ref)
         by_ref |= {worker.starting: worker for worker in self._workers if worker.starting is not None}
         began = time.monotonic()
-        done, _ = ray.wait(list(by_ref), timeout=min(TELL_S, LOOK_S))
+        done, _ = ray.wait(list(by_ref), timeout=LOOK_S)
         self._cluster.check_head()
         for ref in done:
             self._heard(by_ref[ref], ref)
         if done or at_work:
-            self._waited_s = self._complained_s = 0.0
+            self._waited_s = 0.0
             return
+        before = self._waited_s
         self._waited_s += time.monotonic() - began
-        if self._waited_s - self._complained_s >= TELL_S:
-            self._complained_s = self._waited_s
+        if self._waited_s // TELL_S > before // TELL_S:
             self._complain()
 
     def _complain(self) -> None:
