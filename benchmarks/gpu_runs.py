@@ -1,0 +1,78 @@
+"""Seconds of whole CIFAR-10 runs on a GPU, FedBuff's beside FedEcho's: 500 versions, an evaluation every 5.
+
+    python -m benchmarks.gpu_runs [--seed 2] [--versions 500] [--json FILE]
+
+Each method first runs a few versions, in which everything is compiled and captured that stays for the process; that is not counted,
+nor is what a run does before its first dispatch. Needs CUDA and the data of ``fedecho run cifar10``.
+"""
+
+import argparse
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+
+from benchmarks.arguments import at_least_one, need_gpu
+from fedecho import load, simulate
+from fedecho.data.locate import MissingDataError
+from fedecho.experiments.gpu import the_gpu
+
+METHODS = ("fedbuff", "fedecho")
+WARM_UP = 6
+"""Versions; one of them is evaluated."""
+MOST_S = {"fedbuff": 80.0, "fedecho": 110.0}
+MOST_RATIO = 1.4
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run."""
+
+    method: str
+    seed: int
+    num_versions: int
+    real_s: float
+    last10_accuracy: float
+
+
+def run(method: str, seed: int, num_versions: int) -> Row:
+    experiment = load("cifar10", algorithm=method, seed=seed)
+    simulate(replace(experiment, num_versions=WARM_UP), executor="cuda")
+    summary = simulate(replace(experiment, num_versions=num_versions), executor="cuda").summary
+    return Row(method, seed, num_versions, summary.real_s, summary.last10_accuracy)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=2)
+    parser.add_argument("--versions", type=at_least_one, default=500)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    need_gpu(parser)
+    the_gpu()
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, ResNet-18, {options.versions} versions", flush=True)
+    rows: dict[str, Row] = {}
+    for method in METHODS:
+        try:
+            row = run(method, options.seed, options.versions)
+        except MissingDataError as error:
+            parser.error(str(error))
+        rows[method] = row
+        print(
+            f"{method:<8} {row.real_s:6.1f} s (at most {MOST_S[method]:.0f}), accuracy {100 * row.last10_accuracy:.2f}",
+            flush=True,
+        )
+    ratio = rows["fedecho"].real_s / rows["fedbuff"].real_s
+    print(f"FedEcho takes {ratio:.2f} times FedBuff's (at most {MOST_RATIO})")
+    if options.json is not None:
+        told = {
+            "machine": torch.cuda.get_device_name(),
+            "torch": torch.__version__,
+            "runs": [asdict(row) for row in rows.values()],
+        }
+        options.json.write_text(json.dumps(told, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
