@@ -3,10 +3,12 @@
 import pytest
 
 from fedecho import load
+from fedecho.core.admission import NOT_FINITE
 from fedecho.core.server import Receipt
 from fedecho.experiments.standstill import DivergedError, Standstill
 
-ACCEPTED, REJECTED = Receipt("accepted", 0), Receipt("rejected", 0, reason="it is not finite")
+ACCEPTED, REJECTED = Receipt("accepted", 0), Receipt("rejected", 0, reason="it is too long", code="norm")
+NAN = Receipt("rejected", 0, reason="delta is not finite", code=NOT_FINITE)
 
 
 def seen(*receipts: Receipt) -> None:
@@ -22,7 +24,7 @@ def test_up_to_nine_refused_for_each_accepted_go_on(refused: int) -> None:
 
 @pytest.mark.parametrize("refused", [10, 30])
 def test_more_than_nine_refused_for_each_accepted_are_an_end(refused: int) -> None:
-    with pytest.raises(DivergedError, match="it is not finite"):
+    with pytest.raises(DivergedError, match=r"nearly all .* because it is too long"):
         seen(*[*[REJECTED] * refused, ACCEPTED] * 300)
 
 
@@ -30,3 +32,9 @@ def test_a_hundred_in_a_row_are_enough_and_what_was_good_before_gives_no_credit(
     seen(*[REJECTED] * 99)
     with pytest.raises(DivergedError):
         seen(*[ACCEPTED] * 500, *[REJECTED] * 100)
+
+
+def test_two_not_finite_for_each_accepted_go_on_and_three_are_an_end() -> None:
+    seen(*[NAN, NAN, ACCEPTED] * 300)
+    with pytest.raises(DivergedError, match=r"most of the last updates .* because delta is not finite"):
+        seen(*[NAN, NAN, NAN, ACCEPTED] * 100)

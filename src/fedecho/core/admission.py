@@ -12,6 +12,8 @@ from fedecho.core.types import ClientUpdate, GlobalModel
 
 MAX_NAME = 100
 """The longest name of a metric."""
+NOT_FINITE = "not finite"
+"""The code of an update that holds a NaN or an infinity."""
 
 
 class Fault(NamedTuple):
@@ -69,7 +71,7 @@ class Admission:
 
     def _norm_fault(self, norm: float, median: float | None) -> Fault | None:
         if not isfinite(norm):
-            return Fault("not finite", "delta is not finite")
+            return Fault(NOT_FINITE, "delta is not finite")
         if self.max_norm is not None and norm > self.max_norm:
             return Fault("norm", f"delta's norm {norm:.4g} is above the bound {self.max_norm:.4g}")
         if self.max_norm_ratio is not None and median is not None and norm > self.max_norm_ratio * median:
@@ -97,11 +99,11 @@ class Admission:
 
 def _values_fault(update: ClientUpdate, wants_correction: bool) -> Fault | None:
     if not _finite(update.buffers):
-        return Fault("not finite", "buffers are not finite")
+        return Fault(NOT_FINITE, "buffers are not finite")
     if wants_correction and update.correction is None:
         return Fault("correction", "correction is missing")
     if update.correction is not None and not _finite(update.correction):
-        return Fault("not finite", "correction is not finite")
+        return Fault(NOT_FINITE, "correction is not finite")
     return None
 
 

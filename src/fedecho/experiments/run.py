@@ -225,6 +225,7 @@ class _Run:
             "spent": self.stopwatch.spent(),
             "num_moments": self.num_moments,
             "refused": self.standstill.refused,
+            "not_finite": self.standstill.not_finite,
             "fruitless": self.standstill.fruitless,
         }
         save_checkpoint(self.folder, self.num_moments, state)
@@ -247,6 +248,7 @@ class _Run:
             self.real_before, self.num_moments = tree["real_s"], tree["num_moments"]
             self.stopwatch.go_on(tree.get("spent", {}))
             self.standstill.refused, self.standstill.fruitless = tree["refused"], tree["fruitless"]
+            self.standstill.not_finite = tree.get("not_finite", 0)
             self.tally = Tally().from_tree(tree.get("tally", self.tally.to_tree()))
             return Mark(tree["position"], tree.get("record_sha256"), tree.get("record_others", 0))
         except (KeyError, TypeError, AttributeError) as error:

@@ -1,5 +1,6 @@
 """A run that gets nowhere is ended with a word: nearly every update refused, or nobody reporting at all."""
 
+from fedecho.core.admission import NOT_FINITE
 from fedecho.core.server import Receipt
 from fedecho.experiments.config import ConfigError
 from fedecho.experiments.experiment import Experiment
@@ -8,17 +9,19 @@ from fedecho.simulation.forecast import most_fruitless
 MAX_REFUSED = 100
 PER_ACCEPTED = 9
 """Refused updates that one accepted update makes up for."""
+FINITE = 2
+"""The same for updates that are not finite: where most clients of a model send such, the model is lost."""
 
 
 class DivergedError(ConfigError):
-    """Of ten updates more than nine are refused, and it does not end."""
+    """Of ten updates more than nine are refused, or of three more than two are not finite, and it does not end."""
 
 
 class Standstill:
-    """Counts the updates refused beyond nine for each that is accepted, and the messages since the last accepted one."""
+    """Counts the updates refused beyond what the accepted ones make up for, and the messages since the last accepted one."""
 
     def __init__(self, experiment: Experiment) -> None:
-        self.refused = self.fruitless = 0
+        self.refused = self.not_finite = self.fruitless = 0
         self._most_fruitless = most_fruitless(experiment.task.num_clients)
         self._most_refused = max(MAX_REFUSED, 10 * experiment.concurrency)
 
@@ -30,9 +33,12 @@ class Standstill:
             )
         if receipt.status == "accepted":
             self.refused = max(0, self.refused - PER_ACCEPTED)
+            self.not_finite = max(0, self.not_finite - FINITE)
         self.refused += receipt.status == "rejected"
-        if self.refused >= self._most_refused:
+        self.not_finite += receipt.code == NOT_FINITE
+        if max(self.refused, self.not_finite) >= self._most_refused:
+            many = "nearly all" if self.refused >= self._most_refused else "most"
             raise DivergedError(
-                f"nearly all of the last {self.refused} updates were rejected, the last one because {receipt.reason}: "
-                "if training has diverged, lower local.client_lr or algorithm.server_lr"
+                f"{many} of the last updates were rejected, the last one because {receipt.reason}: if training has diverged, "
+                "lower local.client_lr or algorithm.server_lr"
             )
