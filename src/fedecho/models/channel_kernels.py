@@ -1,0 +1,122 @@
+"""Sums over every channel's pixels on a GPU, in Triton: what BatchNorm's statistics and their gradients are made of.
+
+Compiled code gives each block of such a sum a few rows of pixels, and more time goes into blocks than into memory; here a block
+takes several times as many. Each leaves partial sums of its own, so that the order of adding is always the same.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+TILE = 2048
+"""Values that a block reads at once: two loads of 16 bytes for each of its 128 threads."""
+LEAST_TILES, MOST_BLOCKS = 4, 528
+"""Four blocks for each processor of a Hopper card."""
+
+
+@triton.jit
+def _sums(x, share, first, second, num_rows, IMAGE: tl.constexpr, TILES: tl.constexpr, ROWS: tl.constexpr, C: tl.constexpr):
+    """Sums of share x and of share x^2 over this block's rows; an image has IMAGE of them."""
+    channels = tl.arange(0, C)
+    one = tl.zeros([ROWS, C], tl.float32)
+    two = tl.zeros([ROWS, C], tl.float32)
+    for tile in tl.range(0, TILES, loop_unroll_factor=4):
+        rows = (tl.program_id(0) * TILES + tile) * ROWS + tl.arange(0, ROWS)
+        inside = rows < num_rows
+        values = tl.load(x + rows[:, None] * C + channels[None, :], mask=inside[:, None], other=0.0).to(tl.float32)
+        weighed = values * tl.load(share + rows // IMAGE, mask=inside, other=0.0)[:, None]
+        one += weighed
+        two += weighed * values
+    tl.store(first + tl.program_id(0) * C + channels, tl.sum(one, 0))
+    tl.store(second + tl.program_id(0) * C + channels, tl.sum(two, 0))
+
+
+@triton.jit
+def _gradient_sums(
+    grad,
+    x,
+    scale,
+    shift,
+    first,
+    second,
+    num_rows,
+    RECTIFY: tl.constexpr,
+    TILES: tl.constexpr,
+    ROWS: tl.constexpr,
+    C: tl.constexpr,
+):
+    """Sums of grad and of grad x over this block's rows; with RECTIFY only where scale x + shift is above 0."""
+    channels = tl.arange(0, C)
+    one = tl.zeros([ROWS, C], tl.float32)
+    two = tl.zeros([ROWS, C], tl.float32)
+    slope = tl.load(scale + channels)[None, :]
+    offset = tl.load(shift + channels)[None, :]
+    for tile in tl.range(0, TILES, loop_unroll_factor=4):
+        rows = (tl.program_id(0) * TILES + tile) * ROWS + tl.arange(0, ROWS)
+        places = rows[:, None] * C + channels[None, :]
+        inside = rows[:, None] < num_rows
+        values = tl.load(x + places, mask=inside, other=0.0).to(tl.float32)
+        upstream = tl.load(grad + places, mask=inside, other=0.0).to(tl.float32)
+        if RECTIFY:
+            upstream = tl.where(values * slope + offset > 0, upstream, 0.0)
+        one += upstream
+        two += upstream * values
+    tl.store(first + tl.program_id(0) * C + channels, tl.sum(one, 0))
+    tl.store(second + tl.program_id(0) * C + channels, tl.sum(two, 0))
+
+
+class Cut(NamedTuple):
+    """How the rows of pixels are shared out among blocks."""
+
+    blocks: int
+    tiles: int
+    rows: int
+
+
+def cut(num_rows: int, num_channels: int) -> Cut:
+    rows = max(1, TILE // num_channels)
+    num_tiles = triton.cdiv(num_rows, rows)
+    tiles = max(LEAST_TILES, triton.cdiv(num_tiles, MOST_BLOCKS))
+    return Cut(triton.cdiv(num_tiles, tiles), tiles, rows)
+
+
+def _partial(x: Tensor) -> tuple[Tensor, Tensor]:
+    num, channels, height, width = x.shape
+    shape = (cut(num * height * width, channels).blocks, channels)
+    return x.new_empty(shape, dtype=torch.float32), x.new_empty(shape, dtype=torch.float32)
+
+
+@torch.library.custom_op("fedecho::channel_sums", mutates_args=())
+def channel_sums(x: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+    """Each block's sums of share x and of share x^2 over its pixels: [blocks, channels] each. ``share`` is one number an image."""
+    num, channels, height, width = x.shape
+    blocks, tiles, rows = cut(num * height * width, channels)
+    (first, second), pixels = _partial(x), height * width
+    lasting = x.contiguous(memory_format=torch.channels_last)
+    _sums[(blocks,)](lasting, share, first, second, num * pixels, IMAGE=pixels, TILES=tiles, ROWS=rows, C=channels, num_warps=4)
+    return first, second
+
+
+@channel_sums.register_fake
+def _(x: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+    return _partial(x)
+
+
+@torch.library.custom_op("fedecho::channel_gradient_sums", mutates_args=())
+def channel_gradient_sums(grad: Tensor, x: Tensor, scale: Tensor, shift: Tensor, rectify: bool) -> tuple[Tensor, Tensor]:
+    """Each block's sums of grad and of grad x, of the pixels that a ReLU behind scale x + shift lets through (or of all)."""
+    num, channels, height, width = x.shape
+    blocks, tiles, rows = cut(num * height * width, channels)
+    first, second = _partial(x)
+    upstream, values = (each.contiguous(memory_format=torch.channels_last) for each in (grad, x))
+    sizes = {"RECTIFY": rectify, "TILES": tiles, "ROWS": rows, "C": channels}
+    _gradient_sums[(blocks,)](upstream, values, scale, shift, first, second, num * height * width, **sizes, num_warps=4)
+    return first, second
+
+
+@channel_gradient_sums.register_fake
+def _(grad: Tensor, x: Tensor, scale: Tensor, shift: Tensor, rectify: bool) -> tuple[Tensor, Tensor]:
+    return _partial(x)

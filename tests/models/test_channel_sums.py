@@ -1,0 +1,43 @@
+"""Sums over every channel's pixels: torch's way against float64, and the kernels' (here in Triton's interpreter) against both."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedecho.models.channel_sums import by_channel, gradient_sums, suits_kernels, sums
+
+
+def test_the_sums_are_those_of_float64() -> None:
+    rng = torch.Generator().manual_seed(0)
+    x, grad = (torch.randn(5, 16, 3, 4, generator=rng) for _ in range(2))
+    share, scale, shift = torch.rand(5, generator=rng), torch.randn(16, generator=rng), torch.randn(16, generator=rng)
+    wide = x.double()
+    first, second = sums(x, share)
+    torch.testing.assert_close(first.double(), torch.einsum("nchw,n->c", wide, share.double()), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(second.double(), torch.einsum("nchw,n->c", wide**2, share.double()), rtol=1e-5, atol=1e-5)
+    for rectify in (False, True):
+        let_through = grad.double() * (wide * by_channel(scale) + by_channel(shift) > 0) if rectify else grad.double()
+        first, second = gradient_sums(grad, x, scale, shift, rectify)
+        torch.testing.assert_close(first.double(), let_through.sum((0, 2, 3)), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(second.double(), (let_through * wide).sum((0, 2, 3)), rtol=1e-5, atol=1e-5)
+
+
+def test_a_cpu_has_no_kernels() -> None:
+    assert not suits_kernels(torch.zeros(2, 64, 4, 4, dtype=torch.bfloat16))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton, which comes with a torch for CUDA")
+def test_the_kernels_in_tritons_interpreter() -> None:
+    """In a process of its own: Triton reads the setting when the kernels are defined."""
+    script = Path(__file__).with_name("interpreted_kernels.py")
+    done = subprocess.run(
+        [sys.executable, str(script)], env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "8 layers" in done.stdout
