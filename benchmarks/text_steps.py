@@ -1,16 +1,16 @@
 """Milliseconds of one training step on text, eager against replayed: AdamW on batches of random tokens.
 
-    python -m benchmarks.text_steps [--device cuda] [--precision fp32] [--steps 100] [--llama] [--json FILE]
+    python -m benchmarks.text_steps [--device cuda] [--precision fp32] [--steps 100] [--models minilm,llama] [--json FILE]
 
 The models are made on the spot with random weights, which changes no time: BERT of all-MiniLM-L6-v2's size (6 layers, width 384),
-batch 8, 64 tokens with padding; with ``--llama`` also Llama of SmolLM2-135M's size with LoRA of rank 16, batch 32, 256 tokens. On a
+batch 8, 64 tokens with padding; or Llama of SmolLM2-135M's size with LoRA of rank 16, batch 32, 256 tokens. On a
 CPU "replayed" is the same work done at once, so nothing is gained there.
 """
 
 import argparse
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.arguments import at_least_one, need_gpu
+from benchmarks.arguments import at_least_one, listed, need_gpu
 from fedecho.core.capture import Precision
 from fedecho.core.layout import Layout
 from fedecho.core.types import Dispatch, GlobalModel
@@ -134,28 +134,38 @@ def ms_per_step(trainer: Trainer, num_steps: int) -> float:
     return min(times) / num_steps * 1e3
 
 
-def measured(name: str, task: Any, batch_size: int, num_steps: int, device: torch.device, precision: Precision) -> list[Row]:
+def measured(
+    name: str, task: Any, batch_size: int, num_steps: int, device: torch.device, precision: Precision
+) -> Iterator[Row]:
     local = LocalTraining(
         optimizer="adamw", client_lr=3e-5, weight_decay=0.01, batch_size=batch_size, num_local_steps=num_steps
     )
     placed = task.on(str(device)).computing_in(precision.dtype)
     module, few = placed.network(0), placed.in_few_shapes()
     network = Layout.of(module).bind(module, device)
-    rows = [Row(name, "eager", ms_per_step(Trainer(placed, local, network), num_steps))]
+    yield Row(name, "eager", ms_per_step(Trainer(placed, local, network), num_steps))
     ways = {"replayed": (False, False)}
     if device.type == "cuda":
         ways |= {"replayed, compiled update": (True, False), "replayed, compiled update and blocks": (True, True)}
     for way, (compiled, blocks) in ways.items():
         steps = ReplayedSteps(few, local, network, compiled, print, blocks=blocks)
-        rows.append(Row(name, way, ms_per_step(Trainer(few, local, network, steps), num_steps)))
-    return rows
+        yield Row(name, way, ms_per_step(Trainer(few, local, network, steps), num_steps))
 
 
-def table(rows: list[Row]) -> str:
-    first = {row.model: row.ms for row in reversed(rows)}
-    lines = ["| model | steps | ms a step | times as fast |", "|---|---|---:|---:|"]
-    lines += [f"| {row.model} | {row.steps} | {row.ms:.2f} | {first[row.model] / row.ms:.2f} |" for row in rows]
-    return "\n".join(lines)
+MODELS: dict[str, tuple[str, type, int]] = {
+    "minilm": ("MiniLM, batch 8", RandomPairs, 8),
+    "llama": ("SmolLM2-135M, LoRA, batch 32", RandomAnswers, 32),
+}
+
+
+def shown(rows: Iterable[Row]) -> Iterator[Row]:
+    """A table that grows as it is measured."""
+    print("\n| model | steps | ms a step | times as fast |\n|---|---|---:|---:|", flush=True)
+    first: dict[str, float] = {}
+    for row in rows:
+        ratio = first.setdefault(row.model, row.ms) / row.ms
+        print(f"| {row.model} | {row.steps} | {row.ms:.2f} | {ratio:.2f} |", flush=True)
+        yield row
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -164,19 +174,18 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--precision", default="fp32", choices=list(DTYPES))
     parser.add_argument("--steps", type=at_least_one, default=100)
     parser.add_argument("--layers", type=at_least_one, help="fewer layers than the models have, to try it out")
-    parser.add_argument("--llama", action="store_true", help="also Llama of SmolLM2-135M's size with LoRA")
+    parser.add_argument("--models", type=listed(str, MODELS), default=["minilm"], help="minilm, llama, or both with a comma")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(words)
     if given.device == "cuda":
         need_gpu(parser)
     device = the_gpu() if given.device == "cuda" else torch.device("cpu")
     precision, fewer = Precision(DTYPES[given.precision]), {} if given.layers is None else {"layers": given.layers}
-    with gpu_settings(precision, device):
-        rows = measured("MiniLM, batch 8", RandomPairs(**fewer), 8, given.steps, device, precision)
-        if given.llama:
-            rows += measured("SmolLM2-135M, LoRA, batch 32", RandomAnswers(**fewer), 32, given.steps, device, precision)
     where = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
-    print(f"{where}, torch {torch.__version__}, {given.precision}, {given.steps} steps a job\n\n{table(rows)}")
+    print(f"{where}, torch {torch.__version__}, {given.precision}, {given.steps} steps a job")
+    with gpu_settings(precision, device):
+        chosen = [(name, make(**fewer), size) for name, make, size in map(MODELS.__getitem__, given.models)]
+        rows = list(shown(row for one in chosen for row in measured(*one, given.steps, device, precision)))
     if given.json:
         given.json.write_text(json.dumps([vars(row) for row in rows], indent=1))
 
