@@ -15,6 +15,7 @@ TAMED = (
 MRPC_ECHOES = (
     Row("control: FedEcho, U all test pairs", "fedecho", ("task.unlabeled_size=all",), control=True),
     Row("control: FedEcho, distillation batch 8", "fedecho", ("algorithm.distiller.batch_size=8",), control=True),
+    Row("control: FedEcho, distill_lr 3e-5", "fedecho", ("algorithm.distiller.distill_lr=3e-5",), control=True),
 )
 LORA_ECHOES = (Row("control: FedEcho, distill_lr 2e-5", "fedecho", ("algorithm.distiller.distill_lr=2e-5",), control=True),)
 
