@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TILE = 2048
+TILE, WARPS = 2048, 4
 """Values that a block reads at once: two loads of 16 bytes for each of its 128 threads."""
 LEAST_TILES, MOST_BLOCKS = 4, 528
 """Four blocks for each processor of a Hopper card."""
@@ -96,7 +96,9 @@ def channel_sums(x: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
     blocks, tiles, rows = cut(num * height * width, channels)
     (first, second), pixels = _partial(x), height * width
     lasting = x.contiguous(memory_format=torch.channels_last)
-    _sums[(blocks,)](lasting, share, first, second, num * pixels, IMAGE=pixels, TILES=tiles, ROWS=rows, C=channels, num_warps=4)
+    _sums[(blocks,)](
+        lasting, share, first, second, num * pixels, IMAGE=pixels, TILES=tiles, ROWS=rows, C=channels, num_warps=WARPS
+    )
     return first, second
 
 
@@ -113,7 +115,7 @@ def channel_gradient_sums(grad: Tensor, x: Tensor, scale: Tensor, shift: Tensor,
     first, second = _partial(x)
     upstream, values = (each.contiguous(memory_format=torch.channels_last) for each in (grad, x))
     sizes = {"RECTIFY": rectify, "TILES": tiles, "ROWS": rows, "C": channels}
-    _gradient_sums[(blocks,)](upstream, values, scale, shift, first, second, num * height * width, **sizes, num_warps=4)
+    _gradient_sums[(blocks,)](upstream, values, scale, shift, first, second, num * height * width, **sizes, num_warps=WARPS)
     return first, second
 
 
