@@ -8,7 +8,6 @@ Needs CUDA; the images are random bytes, which changes no time.
 """
 
 import argparse
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.arguments import at_least_one, need_gpu, positive
+from benchmarks.kept import keep
 from fedecho import Experiment, load
 from fedecho.core.capture import Precision
 from fedecho.core.lanes import mark_here
@@ -170,8 +170,7 @@ def main() -> None:
     experiment = replace(load("cifar10", algorithm="fedecho"), task=NoiseTask())
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, ResNet-18, batch 50")
     rows = table(experiment, options.slots, options.seconds)
-    if options.json is not None:
-        options.json.write_text(json.dumps([vars(row) for row in rows], indent=1) + "\n")
+    keep(options.json, rows)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ CPU "replayed" is the same work done at once, so nothing is gained there.
 """
 
 import argparse
-import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.arguments import at_least_one, listed, need_gpu
+from benchmarks.kept import keep
 from fedecho.core.capture import Precision
 from fedecho.core.layout import Layout
 from fedecho.core.types import Dispatch, GlobalModel
@@ -186,8 +186,7 @@ def main(words: Sequence[str] | None = None) -> None:
     with gpu_settings(precision, device):
         chosen = [(name, make(**fewer), size) for name, make, size in map(MODELS.__getitem__, given.models)]
         rows = list(shown(row for one in chosen for row in measured(*one, given.steps, device, precision)))
-    if given.json:
-        given.json.write_text(json.dumps([vars(row) for row in rows], indent=1))
+    keep(given.json, rows)
 
 
 if __name__ == "__main__":

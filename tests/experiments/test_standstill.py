@@ -1,10 +1,14 @@
 """When a run is given up: by share, not by luck of one accepted update."""
 
+from pathlib import Path
+
 import pytest
 
-from fedecho import load
+from fedecho import load, resume, simulate
 from fedecho.core.admission import NOT_FINITE
+from fedecho.core.drive import Moment
 from fedecho.core.server import Receipt
+from fedecho.experiments.run import Interrupted
 from fedecho.experiments.standstill import DivergedError, Standstill
 
 ACCEPTED, REJECTED = Receipt("accepted", 0), Receipt("rejected", 0, reason="it is too long", code="norm")
@@ -38,3 +42,23 @@ def test_two_not_finite_for_each_accepted_go_on_and_three_are_an_end() -> None:
     seen(*[NAN, NAN, ACCEPTED] * 300)
     with pytest.raises(DivergedError, match=r"most of the last updates .* because delta is not finite"):
         seen(*[NAN, NAN, NAN, ACCEPTED] * 100)
+
+
+def test_a_resumed_run_goes_on_counting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[int] = []
+
+    def see(self: Standstill, receipt: Receipt) -> None:
+        counts.append(self.not_finite)
+        self.not_finite += 1
+
+    def stop(moment: Moment, scores: dict[str, float] | None) -> None:
+        if len(counts) == 12:
+            raise Interrupted("here")
+
+    monkeypatch.setattr(Standstill, "see", see)
+    with pytest.raises(Interrupted):
+        simulate(load("digits", algorithm="fedbuff", versions=4), out=tmp_path, checkpoint_s=0, watch=stop)
+    before = len(counts)
+    resume(tmp_path)
+    again = counts[before:]
+    assert again == list(range(before - 1, before - 1 + len(again)))  # the message it was stopped at is seen again

@@ -23,7 +23,7 @@ def test_the_sums_are_torchs(num: int, channels: int, side: int, monkeypatch: py
     x = x.contiguous(memory_format=torch.channels_last)
     share, scale, shift = (torch.randn(size, device="cuda") for size in (num, channels, channels))
     monkeypatch.setattr(channel_sums, "use_kernels", True)
-    assert channel_sums.kernels is not None
+    assert channel_sums.HAS_TRITON
     assert channel_sums.suits_kernels(x)
 
     def all_sums() -> list[Tensor]:
@@ -58,7 +58,10 @@ def test_a_compiled_network_with_the_kernels_trains_as_one_without(monkeypatch: 
     images = torch.randn(50, 3, 32, 32, device="cuda").contiguous(memory_format=torch.channels_last)
     row_weight = torch.tensor([1 / 30] * 30 + [0.0] * 20, device="cuda")
     monkeypatch.setattr(channel_sums, "use_kernels", True)
-    grad, statistics = gradients(params, images, row_weight)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        grad, statistics = gradients(params, images, row_weight)
+        torch.cuda.synchronize()
+    assert {"_sums", "_gradient_sums"} <= {event.name for event in profile.events()}
     monkeypatch.setattr(channel_sums, "use_kernels", False)
     plain_grad, plain_statistics = gradients(params, images, row_weight)
     assert float((grad - plain_grad).norm() / plain_grad.norm()) < 0.05

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fedecho.models.channel_sums import by_channel, gradient_sums, suits_kernels, sums
 
@@ -27,8 +28,22 @@ def test_the_sums_are_those_of_float64() -> None:
         torch.testing.assert_close(second.double(), (let_through * wide).sum((0, 2, 3)), rtol=1e-5, atol=1e-5)
 
 
-def test_a_cpu_has_no_kernels() -> None:
-    assert not suits_kernels(torch.zeros(2, 64, 4, 4, dtype=torch.bfloat16))
+@pytest.mark.parametrize(
+    ("shape", "dtype", "device", "suited"),
+    [
+        ((50, 64, 32, 32), torch.bfloat16, "cuda", True),
+        ((50, 64, 32, 32), torch.bfloat16, "cpu", False),
+        ((50, 64, 32, 32), torch.float32, "cuda", False),
+        ((50, 48, 32, 32), torch.bfloat16, "cuda", False),
+        ((50, 4, 32, 32), torch.bfloat16, "cuda", False),
+        ((50, 4096, 2, 2), torch.bfloat16, "cuda", False),
+        ((2048, 1024, 32, 32), torch.bfloat16, "cuda", False),
+    ],
+)
+def test_what_suits_the_kernels(shape: tuple[int, ...], dtype: torch.dtype, device: str, suited: bool) -> None:
+    """Whole powers of two of channels, in bf16, on a GPU, and no more values than 32 bits can count."""
+    with FakeTensorMode():
+        assert suits_kernels(torch.empty(shape, dtype=dtype, device=device)) == suited
 
 
 @pytest.mark.slow

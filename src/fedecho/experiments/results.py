@@ -108,7 +108,7 @@ def run_cell(
         execution=header["execution"],
         software=header["software"],
         unlabeled=_unlabeled(experiment),
-        commit=_commit(),
+        commit=commit(),
         notes=notes_of(experiment.task),
         diverged=diverged,
     )
@@ -136,7 +136,7 @@ def _untrained(cell: Cell, experiment: Experiment, execution: Execution) -> Cell
         execution=header["execution"],
         software=header["software"],
         unlabeled="",
-        commit=_commit(),
+        commit=commit(),
         notes=notes_of(experiment.task),
     )
 
@@ -158,7 +158,7 @@ def _unlabeled(experiment: Any) -> str:
     return str(experiment.task.provenance) if uses else ""
 
 
-def _commit() -> str:
+def commit() -> str:
     """The commit of the checkout this runs from; FEDECHO_COMMIT says it where there is no checkout."""
     if "FEDECHO_COMMIT" in os.environ:
         return os.environ["FEDECHO_COMMIT"]

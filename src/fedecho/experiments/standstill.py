@@ -1,4 +1,4 @@
-"""A run that gets nowhere is ended with a word: nearly every update refused, or nobody reporting at all."""
+"""A run that gets nowhere is ended with a word: nearly every update refused, most not finite, or nobody reporting at all."""
 
 from fedecho.core.admission import NOT_FINITE
 from fedecho.core.server import Receipt
@@ -9,12 +9,12 @@ from fedecho.simulation.forecast import most_fruitless
 MAX_REFUSED = 100
 PER_ACCEPTED = 9
 """Refused updates that one accepted update makes up for."""
-FINITE = 2
-"""The same for updates that are not finite: where most clients of a model send such, the model is lost."""
+PER_ACCEPTED_NOT_FINITE = 2
+"""The same for updates that are not finite: where most clients send such, it is the model that is lost."""
 
 
 class DivergedError(ConfigError):
-    """Of ten updates more than nine are refused, or of three more than two are not finite, and it does not end."""
+    """More than nine in ten updates are refused, or more than two in three are not finite, and it does not end."""
 
 
 class Standstill:
@@ -33,7 +33,7 @@ class Standstill:
             )
         if receipt.status == "accepted":
             self.refused = max(0, self.refused - PER_ACCEPTED)
-            self.not_finite = max(0, self.not_finite - FINITE)
+            self.not_finite = max(0, self.not_finite - PER_ACCEPTED_NOT_FINITE)
         self.refused += receipt.status == "rejected"
         self.not_finite += receipt.code == NOT_FINITE
         if max(self.refused, self.not_finite) >= self._most_refused:

@@ -1,7 +1,7 @@
 """Sums over every channel's pixels on a GPU, in Triton: what BatchNorm's statistics and their gradients are made of.
 
-Compiled code gives each block of such a sum a few rows of pixels, and more time goes into blocks than into memory; here a block
-takes several times as many. Each leaves partial sums of its own, so that the order of adding is always the same.
+Compiled code cuts such a sum into many small blocks (1,600 for 50 x 32 x 32 pixels of 64 channels); here a block of threads
+takes several times as many pixels. Each leaves partial sums of its own, so that the order of adding is always the same.
 """
 
 from typing import NamedTuple
