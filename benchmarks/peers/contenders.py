@@ -114,11 +114,11 @@ def measured(told: dict[str, Any], folder: Path, job: Job) -> dict[str, Any]:
     """Steps that were made, whether anybody used them or not, and seconds since the first began."""
     if "seconds" in told:  # it has measured itself
         return {"images_per_s": told["steps"] * job.batch_size / told["seconds"]}
-    steps = steps_in(folder)
+    steps = steps_in(folder, job.num_local_steps)
     found: dict[str, Any] = {"steps": steps.count, "used_steps": told["updates"] * job.num_local_steps}
     found |= {"run_s": told["ended"] - steps.first, "cpu_s": steps.cpu_s}
-    if steps.warmed:
-        found["images_per_s"] = (steps.count - job.num_local_steps) * job.batch_size / (told["ended"] - steps.warmed)
+    if steps.warm:
+        found["images_per_s"] = steps.per_s(told["ended"]) * job.batch_size
     return found
 
 

@@ -31,6 +31,10 @@ class Standing:
     """Milliseconds an update takes beyond the bare loop's."""
     fastest_beyond_ms: float = 0.0
     start_s: float = 0.0
+    run_s: float = 0.0
+    turns: int = 0
+    updates: int = 0
+    """Of each turn."""
     updates_per_s: float = 0.0
     wasted: float = 0.0
     peak_mb: float = 0.0
@@ -63,6 +67,9 @@ def _standing(name: str, race: dict[str, Any]) -> Standing:
         beyond_ms=median(1e3 * (_per(mine, "updates") - _per(floor, "updates")) for mine, floor in done),
         fastest_beyond_ms=1e3 * (_least(mine_all, "updates") - _least(floors, "updates")),
         start_s=median(mine["total_s"] - mine["run_s"] for mine, _ in done),
+        run_s=median(mine["run_s"] for mine, _ in done),
+        turns=len(done),
+        updates=last["updates"],
         updates_per_s=median(1 / _per(mine, "updates") for mine, _ in done),
         wasted=1 - last["used_steps"] / last["steps"],
         peak_mb=0.0 if peak is None else peak / 1e6,

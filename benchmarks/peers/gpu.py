@@ -1,6 +1,6 @@
 """The race on a GPU: images per second of ResNet-18 training at batch 50, ours beside bare loops and the peers that import.
 
-    python -m benchmarks.peers.gpu [--out FILE.json] [--updates 50] [--limit 90] [--only NAME ...] [--device cpu --steps 3]
+    python -m benchmarks.peers.gpu [--out FILE.json] [--updates 50] [--limit 90] [--only RUNNER ...] [--first N]
 
 Each runs in a process of its own, one after another; one that fails or takes too long is said so, and the next begins. Peers of
 pure Python may lie unpacked in a folder on PYTHONPATH. The first update of each is a warm-up and not counted.
@@ -18,17 +18,24 @@ from benchmarks.peers.job import JOBS, changed
 
 CONTENDERS = [
     Contender(name="bare loop, eager, fp32 (TF32 convolutions)", runner="bare", times=0.4),
-    Contender(name="bare loop, eager, bf16 channels-last", runner="bare", options="bf16", times=0.4),
-    Contender(name="bare loop, torch.compile, bf16 channels-last", runner="bare", options="bf16 compiled"),
+    Contender(name="ours, --executor cuda (bf16, compiled, graphs), 1 client at once", runner="ours", workers=1, times=4),
+    Contender(name="ours, --executor cuda (bf16, compiled, graphs), 6 clients at once", runner="ours", workers=6, times=8),
     Contender(name="pfl", runner="with_pfl", times=0.4),
-    Contender(name="pfl, amp bf16", runner="with_pfl", options="bf16", times=0.4),
-    Contender(name="pfl, amp bf16, use_torch_compile", runner="with_pfl", options="bf16 compiled"),
+    Contender(name="pfl, 3 processes", runner="with_pfl", workers=3),
+    Contender(name="pfl, 5 processes", runner="with_pfl", workers=5, times=2),
+    Contender(
+        name="pfl, amp bf16, use_torch_compile, 5 processes", runner="with_pfl", options="bf16 compiled", workers=5, times=2
+    ),
+    Contender(name="bare loop, eager, fp32, 5 processes", runner="bare", workers=5, times=2),
     Contender(name="FLGo", runner="with_flgo", times=0.2),
     Contender(name="APPFL", runner="with_appfl", times=0.2),
+    Contender(name="pfl, amp bf16", runner="with_pfl", options="bf16", times=0.4),
+    Contender(name="pfl, amp bf16, use_torch_compile", runner="with_pfl", options="bf16 compiled"),
+    Contender(name="bare loop, eager, bf16 channels-last", runner="bare", options="bf16", times=0.4),
+    Contender(name="bare loop, torch.compile, bf16 channels-last", runner="bare", options="bf16 compiled"),
     Contender(name="APPFL, default memory setting", runner="with_appfl", options="default", times=0.2),
-    Contender(name="ours, --executor cuda, 1 client at once", runner="ours", workers=1, times=4),
-    Contender(name="ours, --executor cuda, 6 clients at once", runner="ours", workers=6, times=8),
 ]
+"""The most telling first, so that a race which is cut short has told the most."""
 
 
 def main() -> None:
@@ -43,6 +50,7 @@ def main() -> None:
         "--limit", type=positive, default=90.0, help="seconds for one; three times as many for those that compile"
     )
     parser.add_argument("--only", nargs="*", help="runners: bare, with_pfl, with_flgo, with_appfl, ours")
+    parser.add_argument("--first", type=at_least_one, default=len(CONTENDERS), help="so many contenders of the list")
     options = parser.parse_args()
     if options.device == "cuda":
         need_gpu(parser)
@@ -55,7 +63,7 @@ def main() -> None:
         flush=True,
     )
     results = []
-    for contender in CONTENDERS:
+    for contender in CONTENDERS[: options.first]:
         if options.only and contender.runner not in options.only:
             continue
         result = run(contender, job, options.limit * (3 if contender.compiles or contender.runner == "ours" else 1))

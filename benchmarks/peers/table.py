@@ -27,6 +27,8 @@ COLUMNS = [
     "ms per update beyond the bare loop",
     "fastest turns",
     "start, s",
+    "run, s",
+    "turns × updates",
     "updates/s",
     "made for nothing",
     "peak, MB",
@@ -39,7 +41,7 @@ HEAD = f"| | {' | '.join(COLUMNS)} |\n|{'---|' * (1 + len(COLUMNS))}"
 def cpu_table(name: str, race: dict[str, Any]) -> str:
     machine = f"{race['cores']} cores of {race['cpu']}, Python {race['python']}, torch {race['torch']}, {race['date']}"
     turns = len(race["turns"])
-    load = f"load before it began {race['load_before']}, {f'medians of {turns} turns' if turns > 1 else 'one turn'}"
+    load = f"load before it began {race['load_before']}, {'medians of the turns' if turns > 1 else 'one turn'}"
     if race["load_before"] > race["cores"]:
         load += ". **The machine was busy with other work, so the times are provisional**"
     found = standings(race)
@@ -47,7 +49,7 @@ def cpu_table(name: str, race: dict[str, Any]) -> str:
     if min(one.cpu for one in found if not one.error) < DISTURBED * floor:
         load += ". **Some need less processor time a step than any bare loop: the floor was disturbed, the ratios say little**"
     rows = [_row(one) for one in found]
-    return "\n".join([f"**{TITLES[name]}.** {race['job']['num_updates']} updates; {machine}; {load}.", "", HEAD, *rows])
+    return "\n".join([f"**{TITLES[name]}.** {machine}; {load}.", "", HEAD, *rows])
 
 
 def _row(one: Standing) -> str:
@@ -56,17 +58,23 @@ def _row(one: Standing) -> str:
         return f"| {title} | no figure: {one.error} {' |' * (len(COLUMNS) - 1)}"
     ratios = f"{one.per_used_step:.2f} | {one.fastest:.2f} | {one.per_made_step:.2f} | {one.cpu:.2f}"
     ratios += f" | {one.beyond_ms:.2f} | {one.fastest_beyond_ms:.2f}"
-    return f"| {title} | {ratios} | {one.start_s:.1f} | {one.updates_per_s:.1f} | {one.wasted:.0%} | {one.peak_mb:,.0f} |"
+    ratios += f" | {one.start_s:.1f} | {one.run_s:.1f} | {one.turns} × {one.updates}"
+    return f"| {title} | {ratios} | {one.updates_per_s:.1f} | {one.wasted:.0%} | {one.peak_mb:,.0f} |"
 
 
 def gpu_table(told: dict[str, Any]) -> str:
-    rows = [
-        f"| {one['name']} | {one['images_per_s']:,.0f} |"
-        if "images_per_s" in one
-        else f"| {one['name']} | no figure: {one['error']} |"
-        for one in told["results"]
-    ]
-    return "\n".join([f"{told['machine']}, torch {told['torch']}.", "", "| | images/s |\n|---|---|", *rows])
+    rows = [f"| {one['name']} | {_rate(one)} | {one['num_updates']} | {_memory(one)} |" for one in told["results"]]
+    head = "| | images/s | updates | GPU memory, MB |\n|---|---:|---:|---:|"
+    return "\n".join([f"{told['machine']}, torch {told['torch']}.", "", head, *rows])
+
+
+def _rate(one: dict[str, Any]) -> str:
+    return f"{one['images_per_s']:,.0f}" if "images_per_s" in one else f"no figure: {one['error']}"
+
+
+def _memory(one: dict[str, Any]) -> str:
+    """Of the process that speaks at the end, so nothing is known of several."""
+    return f"{one['gpu_bytes'] / 1e6:,.0f}" if one.get("gpu_bytes") else ""
 
 
 def put(page: str, mark: str, text: str) -> str:

@@ -2,8 +2,9 @@
 
     python -m benchmarks.peers.with_pfl JOB
 
-Several workers are several processes of torch.distributed, as pfl documents (``torchrun``). ``options``: "bf16" is its
-``amp_dtype``, "compiled" its ``use_torch_compile``.
+Several workers are several processes of torch.distributed, as pfl documents (``torchrun``). On one GPU they share it, which its
+guide advises and its release does not do: it gives every process the card of its number, and NCCL takes no two on one card. So here
+all get the first card, and Gloo. ``options``: "bf16" is its ``amp_dtype``, "compiled" its ``use_torch_compile``.
 """
 
 import os
@@ -20,6 +21,10 @@ stand_in_for("dp_accounting", "prv_accountant")
 
 JOB = told()
 os.environ.setdefault("PFL_PYTORCH_DEVICE", JOB.device)
+if JOB.device == "cuda" and JOB.workers > 1:
+    start_group = torch.distributed.init_process_group
+    torch.distributed.init_process_group = lambda backend: start_group(backend="gloo")  # type: ignore[assignment, misc]
+    torch.cuda.set_device = lambda device: None  # type: ignore[assignment]
 
 from pfl.aggregate.simulate import SimulatedBackend  # noqa: E402
 from pfl.algorithm.base import NNAlgorithmParams  # noqa: E402

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from benchmarks.peers.absent import stand_in_for
@@ -11,7 +12,7 @@ from benchmarks.peers.contenders import Contender, run
 from benchmarks.peers.figures import standings
 from benchmarks.peers.job import JOBS, Job, batch, examples, network, train_locally
 from benchmarks.peers.ours import PeersTask, experiment_of
-from benchmarks.peers.tally import heard
+from benchmarks.peers.tally import heard, steps_in
 
 TINY = Job(num_examples=4, batch_size=2, num_local_steps=2, num_updates=20)
 
@@ -99,3 +100,15 @@ def test_a_stand_in_imports_and_cannot_be_used(tmp_path: Path, monkeypatch: pyte
         broken_package.Other()
     for name in [module for module in sys.modules if module.startswith(("broken_package", "no_such_package"))]:
         del sys.modules[name]
+
+
+def test_the_rate_of_several_processes_is_their_sum_without_warm_ups(tmp_path: Path) -> None:
+    for name, page in {
+        "1": [110, 90.0, 100.0, 0.0, 1.0],
+        "2": [60, 95.0, 105.0, 0.0, 1.0],
+        "3": [4, 99.0, 0.0, 0.0, 1.0],
+    }.items():
+        np.array(page).tofile(tmp_path / f"{name}.tally")
+    steps = steps_in(tmp_path, warm_up=10)
+    assert (steps.count, steps.first) == (174, 90.0)
+    assert steps.per_s(ended=110.0) == pytest.approx(100 / 10 + 50 / 5)  # the third was never warm
