@@ -1,4 +1,4 @@
-"""Sums over every channel's pixels: torch's way against float64, and the kernels' (here in Triton's interpreter) against both."""
+"""Sums and maps of every channel's pixels: torch's way against float64, and the kernels in Triton's interpreter against torch's."""
 
 import importlib.util
 import os
@@ -10,22 +10,37 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fedecho.models.channel_sums import by_channel, gradient_sums, suits_kernels, sums
+from fedecho.models.channel_ops import gradient_sums, input_gradient, normalised, suits_kernels, sums
 
 
-def test_the_sums_are_those_of_float64() -> None:
+def by_channel(vector: torch.Tensor) -> torch.Tensor:
+    return vector.double()[:, None, None]
+
+
+def test_sums_and_maps_are_those_of_float64() -> None:
     rng = torch.Generator().manual_seed(0)
-    x, grad = (torch.randn(5, 16, 3, 4, generator=rng) for _ in range(2))
-    share, scale, shift = torch.rand(5, generator=rng), torch.randn(16, generator=rng), torch.randn(16, generator=rng)
-    wide = x.double()
+    x, grad, extra = (torch.randn(5, 16, 3, 4, generator=rng) for _ in range(3))
+    share, *vectors = (torch.randn(size, generator=rng) for size in (5, 16, 16, 16, 16))
+    (scale, shift, d_mean, d_variance), wide = vectors, x.double()
+
+    def near(ours: torch.Tensor, expected: torch.Tensor) -> None:
+        torch.testing.assert_close(ours.double(), expected, rtol=1e-5, atol=1e-5)
+
     first, second = sums(x, share)
-    torch.testing.assert_close(first.double(), torch.einsum("nchw,n->c", wide, share.double()), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(second.double(), torch.einsum("nchw,n->c", wide**2, share.double()), rtol=1e-5, atol=1e-5)
+    near(first, torch.einsum("nchw,n->c", wide, share.double()))
+    near(second, torch.einsum("nchw,n->c", wide**2, share.double()))
+    y = wide * by_channel(scale) + by_channel(shift)
+    near(normalised(x, scale, shift, None, False), y)
+    near(normalised(x, scale, shift, None, True), y.clamp_min(0))
+    near(normalised(x, scale, shift, extra, True), (y + extra).clamp_min(0))
     for rectify in (False, True):
-        let_through = grad.double() * (wide * by_channel(scale) + by_channel(shift) > 0) if rectify else grad.double()
+        let_through = grad.double() * (y > 0) if rectify else grad.double()
         first, second = gradient_sums(grad, x, scale, shift, rectify)
-        torch.testing.assert_close(first.double(), let_through.sum((0, 2, 3)), rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(second.double(), (let_through * wide).sum((0, 2, 3)), rtol=1e-5, atol=1e-5)
+        near(first, let_through.sum((0, 2, 3)))
+        near(second, (let_through * wide).sum((0, 2, 3)))
+        through = share.double()[:, None, None, None] * (by_channel(d_mean) + 2 * wide * by_channel(d_variance))
+        ours = input_gradient(grad, x, scale, shift, share, d_mean, d_variance, rectify)
+        near(ours, let_through * by_channel(scale) + through)
 
 
 @pytest.mark.parametrize(
