@@ -21,11 +21,11 @@ TITLES = {
 }
 COLUMNS = [
     "over the bare loop, per step used",
-    "fastest turns",
+    "the same, fastest turns",
     "per step made",
     "CPU time per step made",
     "ms per update beyond the bare loop",
-    "fastest turns",
+    "the same, fastest turns",
     "start, s",
     "run, s",
     "turns × updates",

@@ -55,6 +55,7 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         ("runtimes.profile=huge", ["runtimes.profile", "'large' or 'mild'"]),
         ("runtimes.trace=nowhere.csv", ["nowhere.csv"]),
         ("faults.dropout=1", ["dropout", "below 1"]),
+        ("algorithm.distiller.alpha_min=2", ["algorithm.distiller: need 0 <= alpha_min", "2.0"]),
         ("faults.available_s=10", ["available_s", "unavailable_s"]),
         ("algorithm.distiller.alpha_min=0.9", ["alpha_min", "alpha_max"]),
         ("algorithm.distiller.clip_norm=nan", ["clip_norm"]),
@@ -119,6 +120,7 @@ def test_a_folder_that_holds_a_run_is_not_touched(tmp_path: Path) -> None:
     assert fedecho("run", "digits", *short, "--out", "run").exit_code == 0
     before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
     one_clear_line(fedecho("run", "digits", *short, "--out", "run"), "already holds a run", "finished")
+    one_clear_line(fedecho("compare", "digits", *short, "--out", "run"), "run holds a run", "another --out")
     assert fedecho("resume", "run").exit_code == 0  # finished: says so, changes nothing
     (tmp_path / "compared").mkdir()
     (tmp_path / "run").rename(tmp_path / "compared" / "fedecho-seed0")

@@ -28,7 +28,7 @@ def test_up_to_nine_refused_for_each_accepted_go_on(refused: int) -> None:
 
 @pytest.mark.parametrize("refused", [10, 30])
 def test_more_than_nine_refused_for_each_accepted_are_an_end(refused: int) -> None:
-    with pytest.raises(DivergedError, match=r"nearly all .* because it is too long"):
+    with pytest.raises(DivergedError, match=r"most of the last updates .* because it is too long"):
         seen(*[*[REJECTED] * refused, ACCEPTED] * 300)
 
 

@@ -37,6 +37,7 @@ from fedecho.cli.console import (
 )
 from fedecho.experiments.compare import Compared, Planned, run_all
 from fedecho.experiments.config import ConfigError, load
+from fedecho.experiments.record import RECORD
 from fedecho.report.progress import LiveProgress
 from fedecho.report.tables import comparison
 from fedecho.tracking import check_names
@@ -86,6 +87,8 @@ def compare(
             for algorithm in names(algorithms)
         ]
         usable(target)
+        if (target / RECORD).exists():
+            raise ConfigError(f"{target} holds a run, and a comparison is a folder of runs: choose another --out")
         with LiveProgress(err, silent=quiet or as_json) as progress:
             compared = run_all(plan, jobs=_jobs(jobs, executor), see=progress.update, say=say)
         for label, why in compared.diverged.items():

@@ -125,7 +125,7 @@ def _another_method(name: str, tree: Tree) -> Tree:
 def _file(source: str) -> Tree:
     if source.endswith(".toml") or Path(source).is_file():
         return _beside(Path(source), read_toml(Path(source)))
-    raise ConfigError(_unknown(source, RECIPES, "recipe") + "; a file's name must end in .toml")
+    raise ConfigError(_unknown(source, RECIPES, "recipe") + " (a file's name must end in .toml)")
 
 
 def _beside(path: Path, tree: Tree) -> Tree:
@@ -215,7 +215,8 @@ def _construct(cls: type[Any], tree: Any, path: str, known: Mapping[str, Any]) -
     except ConfigError:
         raise
     except ValueError as error:
-        raise ConfigError(str(error)) from None
+        told = str(error)
+        raise ConfigError(told if not path or f"{path}." in told else f"{path}: {told}") from None
 
 
 def _below(key: str, cls: type[Any], tree: Mapping[str, Any]) -> str | None:

@@ -37,8 +37,7 @@ class Standstill:
         self.refused += receipt.status == "rejected"
         self.not_finite += receipt.code == NOT_FINITE
         if max(self.refused, self.not_finite) >= self._most_refused:
-            many = "nearly all" if self.refused >= self._most_refused else "most"
             raise DivergedError(
-                f"{many} of the last updates were rejected, the last one because {receipt.reason}: if training has diverged, "
+                f"most of the last updates were rejected, the last one because {receipt.reason}: if training has diverged, "
                 "lower local.client_lr or algorithm.server_lr"
             )
