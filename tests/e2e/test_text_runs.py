@@ -219,8 +219,8 @@ def test_control_rows_tell_fedecho_from_its_settings() -> None:
         for row in rows:
             found = to_config(Cell(name, row, table.columns[-1], 0, table.recipe).experiment())
             changed[row.label.rpartition(", ")[2]] = differences(found, plain)
-    assert [len(found) for found in changed.values()] == [1, 1, 1], "one setting each"
-    assert list(changed) == ["U all test pairs", "distillation batch 8", "distill_lr 2e-5"]
+    assert [len(found) for found in changed.values()] == [1, 1, 1, 1], "one setting each"
+    assert list(changed) == ["U all test pairs", "distillation batch 8", "distill_lr 3e-5", "distill_lr 2e-5"]
 
 
 def test_importing_fedecho_imports_no_text_library() -> None:
