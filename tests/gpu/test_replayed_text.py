@@ -143,6 +143,8 @@ def test_compiled_and_in_low_precision(world: Path, kind: str, dtype: torch.dtyp
 def test_compiled_blocks_train_as_the_plain_ones(world: Path, kind: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A transformer's layers are one program. On the CPU it is only traced: to generate its code takes half a minute."""
     if device == "cpu":
+        if kind != "mrpc":
+            pytest.skip("one kind is traced on the CPU: another takes 20 s and shows the same")
         monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     counters.clear()
     one = experiment(world, kind, *(["task.model=plain-bert"] if kind == "mrpc" else []), "local.eps=1e-4")
