@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.arguments import at_least_one
+from benchmarks.verdict import verdict
 from fedecho import Experiment, FedBuff, LocalTraining, simulate
 from fedecho.core.checkpoint import save_checkpoint
 from fedecho.core.drive import Moment, drive
@@ -153,11 +154,6 @@ def against_model(num_clients: int, sizes: list[int]) -> None:
         world.run(100)
         messages = max(100, min(TURN, 2 * 10**9 // num_params))
         print(f"  {num_params:>12,}: {1e6 * world.run(messages)[1] / messages:12,.1f}", flush=True)
-
-
-def verdict(what: str, value: float, bound: float, *, at_least: bool = False) -> None:
-    held = value >= bound if at_least else value <= bound
-    print(f"  {what}: {value:,.2f}, must be at {'least' if at_least else 'most'} {bound:,}: {'yes' if held else 'NO'}")
 
 
 @dataclass(frozen=True)

@@ -144,11 +144,9 @@ def measured(
     module, few = placed.network(0), placed.in_few_shapes()
     network = Layout.of(module).bind(module, device)
     yield Row(name, "eager", ms_per_step(Trainer(placed, local, network), num_steps))
-    ways = {"replayed": (False, False)}
-    if device.type == "cuda":
-        ways |= {"replayed, compiled update": (True, False), "replayed, compiled update and blocks": (True, True)}
-    for way, (compiled, blocks) in ways.items():
-        steps = ReplayedSteps(few, local, network, compiled, print, blocks=blocks)
+    ways = {"replayed": False} | ({"replayed, compiled update": True} if device.type == "cuda" else {})
+    for way, compiled in ways.items():
+        steps = ReplayedSteps(few, local, network, compiled, print)
         yield Row(name, way, ms_per_step(Trainer(few, local, network, steps), num_steps))
 
 

@@ -1,7 +1,6 @@
 """Text tasks in replayed steps: as GpuParts puts them together, on the CPU and on a GPU where there is one."""
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import torch
 from small_cifar import DEVICES, EXACT, ON_GPU
 from tiny_text import save_classifier, write_world
 from torch import Tensor, nn
-from torch._dynamo.utils import counters
 from torch.nn.functional import cosine_similarity
 
 from fedecho import Experiment, load
@@ -136,31 +134,6 @@ def test_compiled_and_in_low_precision(world: Path, kind: str, dtype: torch.dtyp
     assert said == []
     for mine, plain in zip(ours, wanted, strict=True):
         assert float(cosine_similarity(mine.delta.cpu(), plain.delta, dim=0)) > (0.9999 if dtype == torch.float32 else 0.9)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("kind", list(KINDS))
-def test_compiled_blocks_train_as_the_plain_ones(world: Path, kind: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A transformer's layers are one program. On the CPU it is only traced: to generate its code takes half a minute."""
-    if device == "cpu":
-        if kind != "mrpc":
-            pytest.skip("one kind is traced on the CPU: another takes 20 s and shows the same")
-        monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
-    counters.clear()
-    one = experiment(world, kind, *(["task.model=plain-bert"] if kind == "mrpc" else []), "local.eps=1e-4")
-    start, said, local = start_of(one), list[str](), one.local_training
-    wanted = jobs(one, EXACT, "cpu", start)
-    with gpu_settings(EXACT, torch.device(device)):
-        parts = GpuParts(one, EXACT, torch.device(device))
-        steps = ReplayedSteps(parts.task, local, parts.network, say=said.append, blocks=True)
-        trainer, model = Trainer(parts.task, local, parts.network, steps), GlobalModel(0, on(start, device))
-        for number, plain in enumerate(wanted):
-            ours = trainer.train(Dispatch(number, number, model, 40 + number))
-            near(ours.delta, plain.delta, 2e-3)
-            assert ours.metrics["train_loss"] == pytest.approx(plain.metrics["train_loss"], rel=1e-4)
-    assert said == []
-    assert counters["stats"]["unique_graphs"] > 0
-    assert not counters["graph_break"]
 
 
 @pytest.mark.gpu

@@ -3,14 +3,12 @@
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from blobs import CLASSES, FEATURES, Blobs, dispatch_of, network, trainer_of
+from blobs import Blobs, dispatch_of, network, trainer_of
 from torch import Tensor, nn
-from torch._dynamo.utils import counters
 
 from fedecho.core.lanes import Graph, ImmediateLane
 from fedecho.core.layout import Layout
@@ -18,7 +16,6 @@ from fedecho.core.types import ClientUpdate
 from fedecho.learning import LocalTraining, Trainer
 from fedecho.learning import replayed as module_under_test
 from fedecho.learning.batches import mapped, shape_of, tensors_of
-from fedecho.learning.blocks import repeated_blocks
 from fedecho.learning.descent import adamw_step, bias_correction, step_of
 from fedecho.learning.replayed import MadeOnDevice, ReplayedSteps
 
@@ -249,97 +246,3 @@ def test_what_a_model_makes_anywhere_is_made_on_the_device() -> None:
         for number in (2, 2.5, True):
             made = torch.tensor(number, device="cpu")
             assert (made.item(), made.dtype, made.shape) == (number, torch.tensor(number).dtype, ())
-
-
-DEPTH = 12
-"""More than the eight programs that the compiler makes of one function before it gives up."""
-
-
-class Block(nn.Module):
-    """A layer of a deep network; it counts how often Python runs it."""
-
-    runs = 0
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(5, 5)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        if not torch.compiler.is_compiling():
-            Block.runs += 1
-        return hidden + torch.tanh(self.linear(hidden))
-
-
-class Deep(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(FEATURES, 5), nn.Linear(5, CLASSES)
-        self.heads = nn.ModuleList([nn.Linear(50, 50), nn.Tanh()])
-        self.layers = nn.ModuleList(Block() for _ in range(DEPTH))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        hidden = self.first(inputs)
-        for layer in self.layers:
-            hidden = layer(hidden)
-        logits: Tensor = self.last(hidden)
-        return logits
-
-
-def deep() -> Deep:
-    torch.manual_seed(3)
-    return Deep()
-
-
-def test_which_layers_are_repeated() -> None:
-    module = deep()
-    assert repeated_blocks(module) == list(module.layers)
-    assert repeated_blocks(network()) == []
-    assert repeated_blocks(nn.ModuleList([nn.Linear(2, 2)])) == []
-    lists = nn.ModuleList(nn.ModuleList([nn.Linear(9, 9)]) for _ in range(2))
-    assert repeated_blocks(nn.ModuleList([module, lists])) == list(module.layers), "a list of lists is never called"
-
-
-@pytest.fixture
-def traced_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The compiler's front alone: to generate code takes a minute on a CPU."""
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
-
-
-@pytest.mark.usefixtures("traced_only")
-@pytest.mark.parametrize("local", [SGD, ADAMW])
-def test_compiled_blocks_are_the_plain_ones(local: LocalTraining) -> None:
-    """One program for all of them and both shapes of batch; Python runs none, but where the trainer is asked for something else."""
-    torch._dynamo.reset()
-    counters.clear()
-    module, said = deep(), list[str]()
-    ours, plain = replayed_of(module, local, jitter=0.2, blocks=True, say=said.append), trainer_of(module, local, jitter=0.2)
-    for seed in (5, 6):
-        dispatch = dispatch_of(module, seed=seed)
-        Block.runs = 0
-        got = ours.train(dispatch)
-        assert Block.runs == 0, said
-        same(got, plain.train(dispatch))
-        assert Block.runs > 0
-    assert said == []
-    Block.runs = 0
-    ours.network.module(torch.ones(1, FEATURES))
-    assert Block.runs == DEPTH
-    assert counters["stats"]["unique_graphs"] == 1
-
-
-def test_blocks_that_cannot_be_compiled_are_captured_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*args: Any, **options: Any) -> Any:
-        def work(*inputs: Any) -> Any:
-            raise RuntimeError("no code for this")
-
-        return work
-
-    monkeypatch.setattr(torch, "compile", broken)
-    module, said, lane = deep(), list[str](), CountingLane()
-    ours = replayed_of(module, SGD, blocks=True, say=said.append, lane=lane)
-    dispatch = dispatch_of(module)
-    same(ours.train(dispatch), trainer_of(module, SGD).train(dispatch))
-    assert len(said) == 1
-    assert "the model is not compiled" in said[0]
-    assert "no code for this" in said[0]
-    assert not ours.steps.eager  # type: ignore[union-attr]

@@ -86,24 +86,29 @@ def compare(
             for seed in numbers(seeds, "--seeds")
             for algorithm in names(algorithms)
         ]
-        usable(target)
-        if (target / RECORD).exists():
-            raise ConfigError(f"{target} holds a run, and a comparison is a folder of runs: choose another --out")
+        _check(target)
         with LiveProgress(err, silent=quiet or as_json) as progress:
             compared = run_all(plan, jobs=_jobs(jobs, executor), see=progress.update, say=say)
-        for label, why in compared.diverged.items():
-            say(f"{label} has diverged: {why}")
-        if not compared.summaries:
-            raise ConfigError(f"none of the runs came to its end; to try them again, remove {target}")
-        if as_json:
-            print_json({"folder": str(target), "runs": list(map(asdict, compared.summaries)), "diverged": compared.diverged})
-        elif quiet:
-            print(target)
-        else:
-            _show(compared, target, f"{Path(source).stem}: {len(plan)} runs")
+        _show(compared, target, f"{Path(source).stem}: {len(plan)} runs", quiet=quiet, as_json=as_json)
 
 
-def _show(compared: Compared, target: Path, title: str) -> None:
+def _check(target: Path) -> None:
+    usable(target)
+    if (target / RECORD).exists():
+        raise ConfigError(f"{target} holds a run, and a comparison is a folder of runs: choose another --out")
+
+
+def _show(compared: Compared, target: Path, title: str, *, quiet: bool, as_json: bool) -> None:
+    for label, why in compared.diverged.items():
+        say(f"{label} has diverged: {why}")
+    if not compared.summaries:
+        raise ConfigError(f"none of the runs came to its end; to try them again, remove {target}")
+    if as_json:
+        print_json({"folder": str(target), "runs": list(map(asdict, compared.summaries)), "diverged": compared.diverged})
+        return
+    if quiet:
+        print(target)
+        return
     diverged = Counter(label.partition(" seed ")[0] for label in compared.diverged)
     out.print(comparison(compared.summaries, title, diverged))
     tell(f"the runs are in {target}; a page of them: fedecho report {target}")

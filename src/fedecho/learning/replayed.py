@@ -18,7 +18,6 @@ from fedecho.core.layout import BoundNetwork
 from fedecho.core.rng import rng_kept
 from fedecho.core.task import Batch, Task
 from fedecho.learning.batches import mapped, shape_of, tensors_of
-from fedecho.learning.blocks import CompiledBlocks, repeated_blocks
 from fedecho.learning.descent import bias_correction, step_of, wants_moments, wants_raw_mean
 from fedecho.learning.local import LocalTraining
 
@@ -67,8 +66,7 @@ class Captured:
 class ReplayedSteps:
     """Zeroed gradients, loss, backward and the optimizer as one graph; the optimizer's state is on the device.
 
-    ``compiled`` compiles the optimizer's step, and ``blocks`` the network's repeated layers: one program for all of them and
-    all shapes of batch. ``eager`` says why nothing is captured any more, or is empty.
+    ``compiled`` compiles the optimizer's step. ``eager`` says why nothing is captured any more, or is empty.
     """
 
     task: Task
@@ -77,7 +75,6 @@ class ReplayedSteps:
     compiled: bool = False
     say: Callable[[str], None] = lambda text: None
     lane: Lane | None = None
-    blocks: bool = False
     eager: str = field(default="", init=False)
     graphs: dict[Hashable, Captured] = field(default_factory=dict, init=False)
 
@@ -95,9 +92,6 @@ class ReplayedSteps:
         self._count, self._loss = torch.zeros(2, dtype=torch.float64, device=self._device).unbind()
         self._descend = step_of(local, compiled=self.compiled)
         self._num_steps = 1
-        blocks = repeated_blocks(self.network.module) if self.blocks else []
-        self._compiled_blocks = CompiledBlocks(blocks) if blocks else None
-        self._made_on_device = MadeOnDevice(self._device)
 
     def begin(self, start: Tensor, shift: Tensor | None, num_steps: int) -> None:
         self._num_steps = num_steps
@@ -130,10 +124,10 @@ class ReplayedSteps:
         """What a step changes beside the weights."""
         return [*self._moments, self._count, self._loss, *([] if self._raw is None else [self._raw])]
 
-    def _work(self, batch: Batch, way: AbstractContextManager[Any] = NOTHING) -> None:
+    def _work(self, batch: Batch, making: AbstractContextManager[Any] = NOTHING) -> None:
         network = self.network
         # Without a cache of weights in low precision: one from before the capture would be that of old weights for ever.
-        with way, torch.autocast(self._device.type, enabled=False, cache_enabled=False):
+        with making, torch.autocast(self._device.type, enabled=False, cache_enabled=False):
             loss = self._gradient(batch)
         self._count.add_(1)
         bias = [each.float() for each in bias_correction(self.local, self._count)] if self._moments else []
@@ -164,25 +158,15 @@ class ReplayedSteps:
         except (RuntimeError, TypeError) as error:
             cause = f"a step of {type(self.task).__name__} cannot be captured ({_cause(error)})"
         self.graphs.clear()
-        if self._compiled_blocks is not None:
-            self._compiled_blocks = None
-            self.say(f"the model is not compiled: {cause}")
-            return self._captured(batch)
         self.eager = cause
         self.say(f"training is not captured but eager: {cause}")
         return None
 
     def _capture(self, batch: Batch) -> Captured:
         held = mapped(batch, lambda tensor: tensor.to(self._device, copy=True))
+        making = MadeOnDevice(self._device)
         with self._unchanged():
-            return Captured(tensors_of(held), self._lane.capture(lambda: self._work(held, self._captured_way()), self._pool))
-
-    @contextmanager
-    def _captured_way(self) -> Iterator[None]:
-        """How a step is computed that is to be captured."""
-        blocks = self._compiled_blocks
-        with self._made_on_device, blocks.at_work() if blocks else NOTHING:
-            yield
+            return Captured(tensors_of(held), self._lane.capture(lambda: self._work(held, making), self._pool))
 
     @contextmanager
     def _unchanged(self) -> Iterator[None]:

@@ -1,0 +1,6 @@
+"""Is a figure what it must be? Said in a line beside it."""
+
+
+def verdict(what: str, value: float, bound: float, *, at_least: bool = False) -> None:
+    held = value >= bound if at_least else value <= bound
+    print(f"  {what}: {value:,.2f}, must be at {'least' if at_least else 'most'} {bound:,}: {'yes' if held else 'NO'}")
