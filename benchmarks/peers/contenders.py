@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from benchmarks.peers.install import ROOT, python_of
 from benchmarks.peers.job import Job, changed
 from benchmarks.peers.memory import Watch, end
+from benchmarks.peers.mps import CONTROL, has_mps, mps
 from benchmarks.peers.tally import FOLDER, WARM, heard, steps_in
 
 
@@ -30,6 +32,9 @@ class Contender:
 
     slow: bool = False
     """Runs in the first turn and the watched one only."""
+
+    mps: bool = False
+    """Its processes share the GPU by NVIDIA's MPS server."""
 
     @property
     def compiles(self) -> bool:
@@ -78,13 +83,15 @@ def run(contender: Contender, job: Job, limit_s: float, *, watched: bool = False
     if not Path(contender.command[0]).exists():
         told = f"{contender.peer} is not installed: python -m benchmarks.peers.install {contender.peer}"
         return {"name": contender.name, "error": told, "stderr": ""}
-    with tempfile.TemporaryDirectory(prefix="peers-") as folder:
+    if contender.mps and not has_mps():
+        return {"name": contender.name, "error": f"there is no {CONTROL} here", "stderr": ""}
+    with tempfile.TemporaryDirectory(prefix="peers-") as folder, served(contender) as more:
         watch = Watch(folder) if watched else None
         began = time.time()
         try:
             done = subprocess.run(
                 [*contender.command, job.to_json()],
-                env=environment(folder, job),
+                env=environment(folder, job) | more,
                 capture_output=True,
                 text=True,
                 timeout=limit_s,
@@ -100,6 +107,10 @@ def run(contender: Contender, job: Job, limit_s: float, *, watched: bool = False
         if told is None:
             return {"name": contender.name, "error": last_words(stderr), "stderr": stderr[-4000:]}
         return {"name": contender.name, "total_s": total_s, "peak_bytes": peak, **told, **measured(told, Path(folder), job)}
+
+
+def served(contender: Contender) -> AbstractContextManager[dict[str, str]]:
+    return mps() if contender.mps else nullcontext({})
 
 
 def environment(folder: str, job: Job) -> dict[str, str]:
