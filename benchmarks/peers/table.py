@@ -1,6 +1,6 @@
 """The race as tables and a picture: into docs/peers.md, between its marks, and docs/pictures/peers.svg.
 
-python -m benchmarks.peers.table [--cpu results/peers/cpu.json] [--gpu results/peers/gpu.json]
+python -m benchmarks.peers.table [--cpu results/peers/cpu.json] [--gpu results/peers/gpu.json results/peers/gpu-several.json]
 """
 
 import argparse
@@ -14,6 +14,7 @@ from benchmarks.peers.install import ROOT
 from benchmarks.peers.race import CPU_JOBS, RESULTS
 
 PAGE, PICTURE = ROOT / "docs" / "peers.md", ROOT / "docs" / "pictures" / "peers.svg"
+GPU_RACES = {"gpu.json": "A process each", "gpu-several.json": "Several processes on the card"}
 TITLES = {
     "cnn": "Training-bound: LeNet-5 (61,706 parameters), batch 32, 10 local steps",
     "resnet18": "Training-bound: ResNet-18, batch 16, 4 local steps",
@@ -62,10 +63,11 @@ def _row(one: Standing) -> str:
     return f"| {title} | {ratios} | {one.updates_per_s:.1f} | {one.wasted:.0%} | {one.peak_mb:,.0f} |"
 
 
-def gpu_table(told: dict[str, Any]) -> str:
+def gpu_table(file: Path) -> str:
+    told = json.loads(file.read_text())
     rows = [f"| {one['name']} | {_rate(one)} | {one['num_updates']} | {_memory(one)} |" for one in told["results"]]
     head = "| | images/s | updates | GPU memory, MB |\n|---|---:|---:|---:|"
-    return "\n".join([f"{told['machine']}, torch {told['torch']}.", "", head, *rows])
+    return "\n".join([f"**{GPU_RACES.get(file.name, file.stem)}.** {told['machine']}, torch {told['torch']}.", "", head, *rows])
 
 
 def _rate(one: dict[str, Any]) -> str:
@@ -73,8 +75,8 @@ def _rate(one: dict[str, Any]) -> str:
 
 
 def _memory(one: dict[str, Any]) -> str:
-    """Of the process that speaks at the end, so nothing is known of several."""
-    return f"{one['gpu_bytes'] / 1e6:,.0f}" if one.get("gpu_bytes") else ""
+    """Of the process that speaks at the end, which may be one of several."""
+    return f"{one['gpu_bytes'] / 1e6:,.0f}{' each' if 'processes' in one['name'] else ''}" if one.get("gpu_bytes") else ""
 
 
 def put(page: str, mark: str, text: str) -> str:
@@ -130,20 +132,20 @@ def _panel(axes: Any, name: str, shown: list[Standing]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cpu", type=Path, default=RESULTS)
-    parser.add_argument("--gpu", type=Path, default=RESULTS.with_name("gpu.json"))
+    parser.add_argument("--gpu", type=Path, nargs="+", default=[RESULTS.with_name(name) for name in GPU_RACES])
     options = parser.parse_args()
     page = PAGE.read_text()
-    for option in ("cpu", "gpu"):
-        file = getattr(options, option)
-        if file != parser.get_default(option) and not file.exists():
-            parser.error(f"argument --{option}: there is no {file}")
+    for option, files in (("cpu", [options.cpu]), ("gpu", options.gpu)):
+        for file in files:
+            if getattr(options, option) != parser.get_default(option) and not file.exists():
+                parser.error(f"argument --{option}: there is no {file}")
     if options.cpu.exists():
         races = json.loads(options.cpu.read_text())["jobs"]
         tables = [cpu_table(name, races[name]) if name in races else f"**{TITLES[name]}.** Not run yet." for name in CPU_JOBS]
         page = put(page, "cpu", "\n\n".join(tables))
         draw(races)
-    if options.gpu.exists():
-        page = put(page, "gpu", gpu_table(json.loads(options.gpu.read_text())))
+    if tables := [gpu_table(file) for file in options.gpu if file.exists()]:
+        page = put(page, "gpu", "\n\n".join(tables))
     PAGE.write_text(page)
     print(f"written: {PAGE.relative_to(ROOT)}, {PICTURE.relative_to(ROOT)}")
 
