@@ -146,6 +146,10 @@ def test_compare_runs_where_it_is_told(tmp_path: Path) -> None:
     mixed = CliRunner().invoke(app, [*words, "--out", "pooled"])
     assert mixed.exit_code == 2
     assert "was computed on a GPU in bf16, and is now to be on a CPU" in mixed.stderr
+    (record.parent / "summary.json").unlink()
+    elsewhere = CliRunner().invoke(app, ["resume", str(record.parent), "--executor", "serial"])
+    assert elsewhere.exit_code == 2
+    assert "was computed on a GPU in bf16, and is now to be on a CPU" in elsewhere.stderr
     refused = CliRunner().invoke(app, [*words, "--out", "wrong", "--executor", "pol"])
     assert refused.exit_code == 2
     assert "pol" in refused.stderr

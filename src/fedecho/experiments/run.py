@@ -17,7 +17,7 @@ from fedecho.experiments.accounting import check_accountant, spent
 from fedecho.experiments.build import Simulation, assembled, one_thread
 from fedecho.experiments.config import ConfigError, fingerprint, from_config
 from fedecho.experiments.ending import summary_of, write_end
-from fedecho.experiments.execution import DeviceName, Execution, ExecutorName
+from fedecho.experiments.execution import DeviceName, Execution, ExecutorName, check_same_arithmetic
 from fedecho.experiments.experiment import Experiment
 from fedecho.experiments.folder import check_folder, owned
 from fedecho.experiments.identity import config_of, header_of, name_of, notes_of
@@ -90,6 +90,8 @@ def simulate(
             check_folder(folder, experiment, resume)
             stack.enter_context(owned(folder, say))
             check_folder(folder, experiment, resume)  # again: a moment ago it may have been somebody else's
+            if resume:
+                check_same_arithmetic(folder, read_header(folder)["execution"], execution)
         stack.enter_context(one_thread())
         simulation = stack.enter_context(assembled(experiment, execution, say))
         stop = stack.enter_context(stop_signals(say))
