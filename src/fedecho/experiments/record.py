@@ -107,13 +107,13 @@ class Record:
         receipt = moment.receipt
         for sent in moment.sent:
             if sent.number % self._every == 0:
-                own = {"event": "dispatch", "time": _rounded(sent.time), "client": sent.client}
+                own = {"event": "dispatch", "time": rounded(sent.time), "client": sent.client}
                 self.write(own | {"dispatch": sent.number, "base": sent.base_version})
         if self._is_told(receipt):
             self.write(self._arrival(moment.time, receipt))
         if moment.step is not None:
             step = moment.step
-            own = {"event": "version", "version": step.model.version, "time": _rounded(moment.time)}
+            own = {"event": "version", "version": step.model.version, "time": rounded(moment.time)}
             self.write(_numbers(step.metrics) | own)
 
     def _is_told(self, receipt: Receipt) -> bool:
@@ -127,7 +127,7 @@ class Record:
         """The scores, those of single classes as one list, and what is measured of the machine; that is new every time."""
         plain = {name: score for name, score in scores.items() if not name.startswith(OF_CLASS)}
         line: Line = {"event": "evaluation", "version": version, "time": time, **plain}
-        of_class = [_rounded(score, 4) for name, score in scores.items() if name.startswith(OF_CLASS)]
+        of_class = [rounded(score, 4) for name, score in scores.items() if name.startswith(OF_CLASS)]
         if of_class:
             line["per_class"] = of_class
         line |= costs
@@ -136,14 +136,14 @@ class Record:
         return line
 
     def _arrival(self, time: float, receipt: Receipt) -> Line:
-        line: Line = {"event": "arrival", "time": _rounded(time), "client": receipt.client, "status": receipt.status}
+        line: Line = {"event": "arrival", "time": rounded(time), "client": receipt.client, "status": receipt.status}
         if receipt.reason:
             line["reason"] = receipt.reason
         if receipt.dispatch >= 0:
             line |= {"dispatch": receipt.dispatch, "base": receipt.base_version, "staleness": receipt.staleness}
             line["class"] = self._runtimes.class_of(receipt.client)
         if receipt.status == "accepted":
-            line = _numbers(receipt.metrics) | line | {"norm": _rounded(receipt.norm)}
+            line = _numbers(receipt.metrics) | line | {"norm": rounded(receipt.norm)}
         return line
 
     def sync(self) -> Mark:
@@ -227,9 +227,9 @@ def noting(lines: Iterator[Line], evaluations: list[Line]) -> Iterator[Line]:
 
 def _numbers(metrics: Mapping[str, Any]) -> Line:
     """What a client or a method says of itself, as far as it is numbers; it never overwrites what we say."""
-    return {key: _rounded(value) for key, value in metrics.items() if isinstance(value, int | float) and isfinite(value)}
+    return {key: rounded(value) for key, value in metrics.items() if isinstance(value, int | float) and isfinite(value)}
 
 
-def _rounded(value: float, digits: int = 9) -> float:
+def rounded(value: float, digits: int = 9) -> float:
     """Nine digits: enough to tell any two float32 apart, short enough to read."""
     return float(f"{value:.{digits}g}")

@@ -1,10 +1,11 @@
 """The figures of a run that people watch while it goes on."""
 
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from fedecho.core.drive import Moment
-from fedecho.experiments.record import read_header
+from fedecho.experiments.record import Line, read_header, read_record, rounded
 
 
 class RunState:
@@ -25,19 +26,31 @@ class RunState:
     def see(self, moment: Moment, scores: dict[str, float] | None, kind: str = "") -> None:
         """``kind`` is the runtime class of the client, where it is known."""
         self.time = moment.time
-        receipt = moment.receipt
-        if receipt.status == "accepted":
-            self.accepted += 1
-            self.staleness_sum += receipt.staleness
-            if kind:
-                self.by_class[kind] = self.by_class.get(kind, 0) + 1
-        self.rejected += receipt.status == "rejected"
-        self.lost += receipt.status == "lost"
+        self._count(moment.receipt.status, moment.receipt.staleness, kind)
         if moment.step is not None:
             self.version = moment.step.model.version
         if scores is not None:
-            self.accuracy = scores.get("accuracy")
-            self.best = max(self.accuracy or 0.0, self.best or 0.0)
+            self._judge(scores.get("accuracy"))
+
+    def recall(self, line: Line) -> None:
+        """What a record tells of before the run was stopped."""
+        if line["event"] == "arrival":
+            self._count(line["status"], line.get("staleness", 0), line.get("class", ""))
+        elif line["event"] == "evaluation":
+            self._judge(line.get("accuracy"))
+
+    def _count(self, status: str, staleness: int, kind: str) -> None:
+        if status == "accepted":
+            self.accepted += 1
+            self.staleness_sum += staleness
+            if kind:
+                self.by_class[kind] = self.by_class.get(kind, 0) + 1
+        self.rejected += status == "rejected"
+        self.lost += status == "lost"
+
+    def _judge(self, accuracy: float | None) -> None:
+        self.accuracy = accuracy
+        self.best = max(accuracy or 0.0, self.best or 0.0)
 
     @property
     def done(self) -> bool:
@@ -67,7 +80,10 @@ def clock(seconds: float) -> str:
 
 
 class Following:
-    """A watch that keeps a state up to date and passes it on. Who is of which class stands in the run's own header."""
+    """A watch that keeps a state up to date and passes it on. Who is of which class stands in the run's own header.
+
+    A run that goes on has a past, which stands in its record; in a sampled one (``record_every``) a part of it.
+    """
 
     def __init__(self, folder: Path, state: RunState, tell: Callable[[RunState], None]) -> None:
         self.state = state
@@ -78,6 +94,9 @@ class Following:
     def __call__(self, moment: Moment, scores: dict[str, float] | None) -> None:
         if self._classes is None:
             self._classes = read_header(self._folder).get("clients", {}).get("classes", ())
+            now = rounded(moment.time)
+            for line in takewhile(lambda line: line.get("time", 0.0) < now, read_record(self._folder)):
+                self.state.recall(line)
         client = moment.receipt.client
         self.state.see(moment, scores, self._classes[client] if 0 <= client < len(self._classes) else "")
         self._tell(self.state)
