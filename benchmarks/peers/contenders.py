@@ -5,7 +5,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.peers.install import ROOT, python_of
 from benchmarks.peers.job import Job, changed
 from benchmarks.peers.memory import Watch, end
-from benchmarks.peers.mps import CONTROL, has_mps, mps
+from benchmarks.peers.mps import NoMpsError, mps
 from benchmarks.peers.tally import FOLDER, WARM, heard, steps_in
 
 
@@ -83,34 +83,35 @@ def run(contender: Contender, job: Job, limit_s: float, *, watched: bool = False
     if not Path(contender.command[0]).exists():
         told = f"{contender.peer} is not installed: python -m benchmarks.peers.install {contender.peer}"
         return {"name": contender.name, "error": told, "stderr": ""}
-    if contender.mps and not has_mps():
-        return {"name": contender.name, "error": f"there is no {CONTROL} here", "stderr": ""}
-    with tempfile.TemporaryDirectory(prefix="peers-") as folder, served(contender) as more:
-        watch = Watch(folder) if watched else None
-        began = time.time()
-        try:
-            done = subprocess.run(
-                [*contender.command, job.to_json()],
-                env=environment(folder, job) | more,
-                capture_output=True,
-                text=True,
-                timeout=limit_s,
-                check=False,
-                cwd=folder,
-            )
-            told, stderr = heard(done.stdout), done.stderr
-        except subprocess.TimeoutExpired:
-            told, stderr = None, f"not done within {limit_s:.0f} s"
-        total_s = time.time() - began
-        peak = None if watch is None else watch.stop()
-        end(folder)
-        if told is None:
-            return {"name": contender.name, "error": last_words(stderr), "stderr": stderr[-4000:]}
-        return {"name": contender.name, "total_s": total_s, "peak_bytes": peak, **told, **measured(told, Path(folder), job)}
+    try:
+        with tempfile.TemporaryDirectory(prefix="peers-") as folder, mps() if contender.mps else nullcontext({}) as served:
+            return {"name": contender.name} | _ran(contender.command, job, limit_s, folder, served, watched)
+    except NoMpsError as error:
+        return {"name": contender.name, "error": str(error), "stderr": ""}
 
 
-def served(contender: Contender) -> AbstractContextManager[dict[str, str]]:
-    return mps() if contender.mps else nullcontext({})
+def _ran(command: list[str], job: Job, limit_s: float, folder: str, served: dict[str, str], watched: bool) -> dict[str, Any]:
+    watch = Watch(folder) if watched else None
+    began = time.time()
+    try:
+        done = subprocess.run(
+            [*command, job.to_json()],
+            env=environment(folder, job) | served,
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+            check=False,
+            cwd=folder,
+        )
+        told, stderr = heard(done.stdout), done.stderr
+    except subprocess.TimeoutExpired:
+        told, stderr = None, f"not done within {limit_s:.0f} s"
+    total_s = time.time() - began
+    peak = None if watch is None else watch.stop()
+    end(folder)
+    if told is None:
+        return {"error": last_words(stderr), "stderr": stderr[-4000:]}
+    return {"total_s": total_s, "peak_bytes": peak, **told, **measured(told, Path(folder), job)}
 
 
 def environment(folder: str, job: Job) -> dict[str, str]:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, rms_norm
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("peft")
@@ -57,11 +57,12 @@ def test_a_fused_norm_is_the_formula() -> None:
     np.testing.assert_allclose(ours.detach(), weight * x / np.sqrt((x**2).mean(1, keepdims=True) + 1e-5), rtol=2e-6)
 
 
-@pytest.mark.parametrize("kind", ["Llama", "Qwen2", "Mistral"])
-def test_in_float32_nothing_changes_but_rounding(kind: str) -> None:
+@pytest.mark.parametrize(("kind", "num"), [("Llama", 5), ("Qwen2", 5), ("Mistral", 5), ("Qwen3", 9)])
+def test_in_float32_nothing_changes_but_rounding(kind: str, num: int) -> None:
+    """Two norms in each layer and the last; Qwen3 has two more in each layer, of queries and keys."""
     plain = adapted(kind)
     ours = lean(copy.deepcopy(plain))
-    assert num_fused(ours) == 5, "two in each layer, and the last"
+    assert num_fused(ours) == num
     assert [name for name, _ in ours.named_parameters()] == [name for name, _ in plain.named_parameters()]
     logits, grads = found(ours)
     expected, expected_grads = found(plain)
@@ -99,3 +100,36 @@ def test_a_norm_of_another_kind_is_left_alone() -> None:
     model = lean(adapted("Gemma"))
     assert num_fused(model) == 0
     assert found(model)[0].isfinite().all()
+
+
+class GatedRMSNorm(nn.Module):
+    def __init__(self, optional: bool) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(4)), 1e-6
+        self.forward = self._optional if optional else self._needed  # type: ignore[method-assign]
+
+    def _needed(self, x: Tensor, gate: Tensor) -> Tensor:
+        return rms_norm(x * gate, (4,), self.weight, self.eps)
+
+    def _optional(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
+        return self._needed(x, torch.ones(()) if gate is None else gate)
+
+
+class OddRMSNorm(GatedRMSNorm):
+    def _needed(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        raise RuntimeError("only of three dimensions and a half")
+
+
+@pytest.mark.parametrize("norm", [GatedRMSNorm(False), GatedRMSNorm(True), OddRMSNorm(False)], ids=["gate", "no gate", "odd"])
+def test_a_norm_with_a_gate_or_a_will_of_its_own_is_left_alone(norm: nn.Module) -> None:
+    model = adapted()
+    model.add_module("more", norm)
+    assert lean(model).get_submodule("more") is norm
+
+
+def test_an_adapted_head_works_without_autocast_as_a_bank_uses_it() -> None:
+    torch.manual_seed(0)
+    model: Any = with_lora(transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)), 2, 4.0, "q_proj,lm_head")
+    model = in_bf16(lean(model))
+    head = model.get_output_embeddings()
+    assert head(torch.randn(3, 16, dtype=torch.bfloat16)).shape == (3, 40)

@@ -1,5 +1,6 @@
 """The race's own arithmetic, and that the bare loop and ours make exactly the steps of the job."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,35 @@ def test_every_step_of_the_job_is_made_once(contender: Contender) -> None:
 
 def test_one_that_takes_too_long_is_ended_and_said_so() -> None:
     assert "not done within" in run(Contender(name="bare", runner="bare"), TINY, 0.1)["error"]
+
+
+CONTROL = """#!/bin/sh
+echo "$@ $(test "$1" = -d || cat) $CUDA_MPS_PIPE_DIRECTORY" >> {told}
+echo no driver >&2
+exit {code}
+"""
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_an_mps_server_is_begun_and_ended_and_its_refusal_is_a_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """NVIDIA's program is not here; one that takes the same words is."""
+    contender, told = Contender(name="bare", runner="bare", mps=True), tmp_path / "told"
+    assert run(contender, TINY, 120.0)["error"] == "there is no nvidia-cuda-mps-control here"
+    program = tmp_path / "nvidia-cuda-mps-control"
+    program.write_text(CONTROL.format(told=told, code=code))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    result = run(contender, TINY, 120.0)
+    words = [line.split() for line in told.read_text().splitlines()]
+    if code:
+        assert result["error"] == "nvidia-cuda-mps-control -d failed: no driver"
+        assert [line[0] for line in words] == ["-d"]
+    else:
+        assert result["steps"] == 40
+        assert [line[:-1] for line in words] == [["-d"], ["quit", "-t", "10"]]
+        assert words[0][-1] == words[1][-1]
 
 
 def test_ours_trains_on_the_examples_of_the_others() -> None:

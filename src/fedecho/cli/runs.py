@@ -36,6 +36,7 @@ from fedecho.cli.console import (
 )
 from fedecho.core.drive import Moment
 from fedecho.experiments.config import ConfigError, load
+from fedecho.experiments.execution import as_before
 from fedecho.experiments.experiment import Experiment
 from fedecho.experiments.folder import tidy_finished
 from fedecho.experiments.identity import config_of, is_finished
@@ -155,14 +156,10 @@ class _Manner:
 
 
 def _as_before(before: dict[str, Any], executor: str | None, workers: int | None, address: str | None) -> dict[str, Any]:
-    """How a run goes on: where it ran before, unless told otherwise. A GPU rounds in its own way, so it stays on one."""
-    chosen = executor or before.get("executor", "serial")
-    device = "cuda" if "device" in before and chosen in ("pool", "ray") else None
-    if address is None and executor is None and chosen == "ray":  # who says --executor ray alone wants one of this machine
+    told = as_before(before, executor)
+    if address is None and executor is None and told["executor"] == "ray":  # --executor ray alone means one of this machine
         address = before.get("address")
-    return execution_options(
-        chosen, workers, before.get("precision", "bf16"), before.get("deterministic", False), device, address
-    )
+    return execution_options(**told, workers=workers, address=address)
 
 
 def _finish(folder: Path, experiment: Experiment | None, options: dict[str, Any], manner: _Manner) -> None:

@@ -116,16 +116,24 @@ class Execution:
         return told
 
 
-def check_same_arithmetic(folder: Path, before: Mapping[str, Any], now: Execution) -> None:
+def as_before(before: Mapping[str, Any], executor: str | None = None) -> dict[str, Any]:
+    """How a run goes on: where it ran before (``described`` in its header) unless told otherwise, on a GPU if it was on one."""
+    chosen = executor or before.get("executor", "serial")
+    device = "cuda" if "device" in before and chosen in ("pool", "ray") else None
+    told = {"precision": before.get("precision", "bf16"), "deterministic": before.get("deterministic", False)}
+    return {"executor": chosen, "device": device, **told}
+
+
+SAME = "use the same --executor, --device, --precision and --deterministic, or another folder"
+
+
+def check_same_arithmetic(folder: Path, before: Mapping[str, Any], now: Execution, advice: str = SAME) -> None:
     """``before`` is ``described`` in a run's header. CPUs give the same bytes on all executors; a GPU rounds in its own way."""
     names = ("precision", "deterministic")
     wanted = {name: getattr(now, name) for name in names} if now.on_gpu else {}
-    found = {name: before[name] for name in names} if "device" in before else {}
+    found = {name: before.get(name) for name in names} if "device" in before else {}
     if found != wanted:
-        raise ValueError(
-            f"{folder} was computed {_place(found)}, and is now to be {_place(wanted)}: use the same --executor, --device, "
-            "--precision and --deterministic, or another folder"
-        )
+        raise ValueError(f"{folder} was computed {_place(found)}, and is now to be {_place(wanted)}: {advice}")
 
 
 def _place(arithmetic: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from fedecho.experiments.accounting import check_accountant, spent
 from fedecho.experiments.build import Simulation, assembled, one_thread
 from fedecho.experiments.config import ConfigError, fingerprint, from_config
 from fedecho.experiments.ending import summary_of, write_end
-from fedecho.experiments.execution import DeviceName, Execution, ExecutorName, check_same_arithmetic
+from fedecho.experiments.execution import DeviceName, Execution, ExecutorName, as_before, check_same_arithmetic
 from fedecho.experiments.experiment import Experiment
 from fedecho.experiments.folder import check_folder, owned
 from fedecho.experiments.identity import config_of, header_of, name_of, notes_of
@@ -31,6 +31,7 @@ from fedecho.simulation.executors.worker import refuse_while_importing
 
 CHECKPOINT_S = 30.0
 ANEW = "start in a new folder"
+STAY = "leave the executor out to go on where it was, or start in another folder"
 
 Watch = Callable[[Moment, dict[str, float] | None], None]
 """Told of every moment, and of the scores where there was an evaluation."""
@@ -91,7 +92,7 @@ def simulate(
             stack.enter_context(owned(folder, say))
             check_folder(folder, experiment, resume)  # again: a moment ago it may have been somebody else's
             if resume:
-                check_same_arithmetic(folder, read_header(folder)["execution"], execution)
+                check_same_arithmetic(folder, read_header(folder)["execution"], execution, STAY)
         stack.enter_context(one_thread())
         simulation = stack.enter_context(assembled(experiment, execution, say))
         stop = stack.enter_context(stop_signals(say))
@@ -100,13 +101,18 @@ def simulate(
 
 
 def resume(folder: Path | str, experiment: Experiment | None = None, **options: Any) -> Result:
-    """Go on with the run in ``folder``. Its own record says what it is; a user's own task or method must be given again."""
+    """Go on with the run in ``folder``. Its own record says what it is; a user's own task or method must be given again.
+
+    One that was on a GPU goes on there, in the same precision; any other on this process's CPU, unless ``options`` say otherwise.
+    """
     folder = Path(folder)
     header = read_header(folder)
     if experiment is None:
         if header["config"] is None:
             raise ConfigError(f"{folder} used a task or method of its own: resume it from Python, resume(folder, experiment)")
         experiment = from_config(header["config"])
+    if "device" in header["execution"]:
+        options = as_before(header["execution"], options.get("executor")) | options
     return simulate(experiment, out=folder, resume=True, **options)
 
 

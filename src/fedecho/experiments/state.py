@@ -1,7 +1,6 @@
 """The figures of a run that people watch while it goes on."""
 
 from collections.abc import Callable, Sequence
-from itertools import takewhile
 from pathlib import Path
 
 from fedecho.core.drive import Moment
@@ -79,6 +78,12 @@ def clock(seconds: float) -> str:
     return f"{seconds / 3600:6.2f} h"
 
 
+def _tells_of(moment: Moment, line: Line) -> bool:
+    receipt = moment.receipt
+    one = (line["event"], line.get("dispatch", -1), line.get("client"), line.get("time"))
+    return one == ("arrival", receipt.dispatch, receipt.client, rounded(moment.time))
+
+
 class Following:
     """A watch that keeps a state up to date and passes it on. Who is of which class stands in the run's own header.
 
@@ -94,9 +99,9 @@ class Following:
     def __call__(self, moment: Moment, scores: dict[str, float] | None) -> None:
         if self._classes is None:
             self._classes = read_header(self._folder).get("clients", {}).get("classes", ())
-            now = rounded(moment.time)
-            for line in takewhile(lambda line: line.get("time", 0.0) < now, read_record(self._folder)):
-                self.state.recall(line)
+            for line in read_record(self._folder):
+                if not _tells_of(moment, line):  # which may be there already
+                    self.state.recall(line)
         client = moment.receipt.client
         self.state.see(moment, scores, self._classes[client] if 0 <= client < len(self._classes) else "")
         self._tell(self.state)
