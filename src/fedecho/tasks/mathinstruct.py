@@ -17,7 +17,6 @@ from fedecho.data.partition import DirichletPartitioner, Partitioner
 from fedecho.data.parts import Parts, as_parts
 from fedecho.data.ragged import To
 from fedecho.data.spans import SpanBatch, Spans
-from fedecho.models.lean import lean
 from fedecho.models.pretrained import files_of, language_model, load_tokenizer, longest, model_folder, with_lora
 from fedecho.tasks.chat import PROMPT, Chat
 from fedecho.tasks.classification import seeded
@@ -176,7 +175,6 @@ class MathInstructTask:
             return model
         adapted = with_lora(model, self.lora_rank, self.lora_alpha or 2.0 * self.lora_rank, self.lora_targets)
         if has_lower(self.device, self.compute):
-            adapted = lean(adapted)
             for param in adapted.parameters():  # what never changes need not be cast at every step
                 param.data = param.data if param.requires_grad else param.data.to(self.compute)
         return adapted
