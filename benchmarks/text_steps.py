@@ -3,17 +3,20 @@
     python -m benchmarks.text_steps [--device cuda] [--precision fp32] [--steps 100] [--models minilm,llama] [--json FILE]
 
 The models are made on the spot with random weights, which changes no time: BERT of all-MiniLM-L6-v2's size (6 layers, width 384),
-batch 8, 64 tokens with padding; or Llama of SmolLM2-135M's size with LoRA of rank 16, batch 32, 256 tokens. On a
-CPU "replayed" is the same work done at once, so nothing is gained there.
+batch 8, 64 tokens with padding; or Llama of SmolLM2-135M's size with LoRA of rank 16 on queries and values, batch 32, texts of 100
+to 300 tokens and one of 380, half of each an answer, much as GSM8K's are. On a CPU "replayed" is the same work done at once, so
+nothing is gained there.
 """
 
 import argparse
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -32,6 +35,7 @@ from fedecho.experiments.gpu import gpu_settings, the_gpu
 from fedecho.learning import LocalTraining, Trainer
 from fedecho.learning.replayed import ReplayedSteps
 from fedecho.models.pretrained import library
+from fedecho.tasks import mathinstruct
 from fedecho.tasks.mathinstruct import MathInstructTask
 from fedecho.tasks.mrpc import MrpcTask, Tokens
 
@@ -41,19 +45,21 @@ SMOLLM |= {"intermediate_size": 1536, "max_position_embeddings": 2048, "tie_word
 NUM_ROWS = 512
 
 
-def rows_of(least: int, most: int, vocabulary: int) -> list[list[int]]:
-    """Random tokens; the first row of every eight is as long as can be, so that all batches have one shape."""
+def rows_of(least: int, most: int, longest: int, batch: int, vocabulary: int) -> list[list[int]]:
+    """Random tokens; the first row of every batch is a longest, so that all have one width."""
     rng = np.random.default_rng(0)
-    lengths = [most if row % 8 == 0 else int(rng.integers(least, most + 1)) for row in range(NUM_ROWS)]
+    lengths = [longest if row % batch == 0 else int(rng.integers(least, most + 1)) for row in range(NUM_ROWS)]
     return [rng.integers(5, vocabulary, length).tolist() for length in lengths]
 
 
 class OneClient:
     """All rows are one client's, and the first of a batch is a longest one."""
 
+    size: ClassVar[int]
+
     def batch(self, client: int, rows: Tensor, generator: torch.Generator) -> Any:
         task: Any = super()
-        return task.batch(client, rows - rows % 8 + torch.arange(len(rows)) % 8, generator)
+        return task.batch(client, rows - rows % self.size + torch.arange(len(rows)) % self.size, generator)
 
     @cached_property
     def _parts(self) -> Parts:
@@ -64,6 +70,7 @@ class OneClient:
 class RandomPairs(OneClient, MrpcTask):
     """MRPC's training on random tokens and random weights."""
 
+    size: ClassVar[int] = 8
     num_clients: int = 1
     layers: int = MINILM["num_hidden_layers"]
 
@@ -84,7 +91,7 @@ class RandomPairs(OneClient, MrpcTask):
 
     @cached_property
     def _train_tokens(self) -> Tokens:
-        ids = Ragged.of(rows_of(30, 63, MINILM["vocab_size"]), self.device)
+        ids = Ragged.of(rows_of(30, 63, 63, self.size, MINILM["vocab_size"]), self.device)
         return Tokens(ids, replace(ids, flat=torch.zeros_like(ids.flat)), 0)
 
 
@@ -92,8 +99,12 @@ class RandomPairs(OneClient, MrpcTask):
 class RandomAnswers(OneClient, MathInstructTask):
     """Instruction tuning on random tokens and random weights; the second half of a text is its answer."""
 
+    size: ClassVar[int] = 32
     num_clients: int = 1
     lora_rank: int | None = 16
+    lora_targets: str = "q_proj,v_proj"
+    packed: bool = True
+    is_lean: bool = True
     layers: int = SMOLLM["num_hidden_layers"]
 
     def _pretrained(self) -> nn.Module:
@@ -103,13 +114,21 @@ class RandomAnswers(OneClient, MathInstructTask):
         )
         return model
 
+    def _network(self) -> nn.Module:
+        with nullcontext() if self.is_lean else patch.object(mathinstruct, "lean", lambda model: model):
+            return super()._network()
+
+    @property
+    def _packs(self) -> bool:  # type: ignore[override]
+        return self.packed
+
     @cached_property
     def _room(self) -> int:
         return 2048
 
     @cached_property
     def _train_spans(self) -> Spans:
-        rows = rows_of(100, 255, SMOLLM["vocab_size"])
+        rows = rows_of(100, 300, 380, self.size, SMOLLM["vocab_size"])
         return Spans.of(rows, [len(row) // 2 for row in rows], [len(row) - 1 for row in rows], 0, self.device)
 
 
@@ -134,25 +153,36 @@ def ms_per_step(trainer: Trainer, num_steps: int) -> float:
     return min(times) / num_steps * 1e3
 
 
-def measured(
-    name: str, task: Any, batch_size: int, num_steps: int, device: torch.device, precision: Precision
-) -> Iterator[Row]:
-    local = LocalTraining(
-        optimizer="adamw", client_lr=3e-5, weight_decay=0.01, batch_size=batch_size, num_local_steps=num_steps
-    )
-    placed = task.on(str(device)).computing_in(precision.dtype)
-    module, few = placed.network(0), placed.in_few_shapes()
-    network = Layout.of(module).bind(module, device)
-    yield Row(name, "eager", ms_per_step(Trainer(placed, local, network), num_steps))
-    ways = {"replayed": False} | ({"replayed, compiled update": True} if device.type == "cuda" else {})
-    for way, compiled in ways.items():
-        steps = ReplayedSteps(few, local, network, compiled, print)
-        yield Row(name, way, ms_per_step(Trainer(few, local, network, steps), num_steps))
+def measured(name: str, task: Any, num_steps: int, device: torch.device, precision: Precision) -> Iterator[Row]:
+    """From eager on; what each way is called and which task it trains is for ``ways`` to say."""
+    local = LocalTraining(optimizer="adamw", client_lr=3e-5, weight_decay=0.01, batch_size=task.size, num_local_steps=num_steps)
+    for way, changed, kind in ways(task, device):
+        placed = changed.on(str(device)).computing_in(precision.dtype)
+        module = placed.network(0)
+        network = Layout.of(module).bind(module, device)
+        if kind == "eager":
+            trainer = Trainer(placed, local, network)
+        else:
+            few = placed.in_few_shapes()
+            trainer = Trainer(few, local, network, ReplayedSteps(few, local, network, kind == "compiled", print))
+        yield Row(name, way, ms_per_step(trainer, num_steps))
 
 
-MODELS: dict[str, tuple[str, type, int]] = {
-    "minilm": ("MiniLM, batch 8", RandomPairs, 8),
-    "llama": ("SmolLM2-135M, LoRA, batch 32", RandomAnswers, 32),
+def ways(task: Any, device: torch.device) -> Iterator[tuple[str, Any, str]]:
+    plain = replace(task, packed=False, is_lean=False) if isinstance(task, RandomAnswers) else task
+    yield "eager", plain, "eager"
+    yield "replayed", plain, "replayed"
+    update, kind = ("replayed, compiled update", "compiled") if device.type == "cuda" else ("replayed", "replayed")
+    if device.type == "cuda":
+        yield update, plain, kind
+    if isinstance(task, RandomAnswers):
+        yield f"{update}, texts share rows", replace(plain, packed=True), kind
+        yield f"{update}, texts share rows, RMSNorm one kernel", task, kind
+
+
+MODELS: dict[str, tuple[str, type]] = {
+    "minilm": ("MiniLM, batch 8", RandomPairs),
+    "llama": ("SmolLM2-135M, LoRA, batch 32", RandomAnswers),
 }
 
 
@@ -182,7 +212,7 @@ def main(words: Sequence[str] | None = None) -> None:
     where = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     print(f"{where}, torch {torch.__version__}, {given.precision}, {given.steps} steps a job")
     with gpu_settings(precision, device):
-        chosen = [(name, make(**fewer), size) for name, make, size in map(MODELS.__getitem__, given.models)]
+        chosen = [(name, make(**fewer)) for name, make in map(MODELS.__getitem__, given.models)]
         rows = list(shown(row for one in chosen for row in measured(*one, given.steps, device, precision)))
     keep(given.json, rows)
 

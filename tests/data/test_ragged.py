@@ -1,12 +1,15 @@
 """Padding and spans against plain lists."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedecho.core.tokens import Positions
-from fedecho.data.ragged import Ragged
+from fedecho.data.packing import first_fit, own_text_only
+from fedecho.data.ragged import Ragged, To
 from fedecho.data.spans import Spans
 
 sequences = st.lists(st.lists(st.integers(1, 99), min_size=2, max_size=7), min_size=1, max_size=6)
@@ -49,3 +52,38 @@ def test_a_row_is_a_length() -> None:
     assert ragged.lengths.tolist() == [1, 2]
     with pytest.raises(IndexError):
         ragged.padded(torch.tensor([2]), 0)
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=20), st.integers(9, 20))
+def test_first_fit_wastes_no_row_that_has_room(lengths: list[int], width: int) -> None:
+    places = first_fit(lengths, width)
+    cells = [(row, column + k) for (row, column), num in zip(places, lengths, strict=True) for k in range(num)]
+    assert len(set(cells)) == sum(lengths)
+    assert max(column for _, column in cells) < width
+    num_rows = 1 + max(row for row, _ in places)
+    used = [sum(row == each for row, _ in cells) for each in range(num_rows)]
+    # A row was begun because its first text found no room in the row before.
+    assert all(one + two > width for one, two in pairwise(used))
+
+
+@given(sequences, st.data())
+def test_packed_rows_hold_the_same_texts_and_targets(rows: list[list[int]], data: st.DataObject) -> None:
+    first = [data.draw(st.integers(0, len(row) - 2)) for row in rows]
+    spans = Spans.of(rows, first, [len(row) - 1 for row in rows], 0, "cpu")
+    chosen = torch.tensor(data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1, max_size=5)))
+    plain, packed = spans.batch(chosen), spans.packed(chosen, To(8), To(2), To(4))
+    assert packed.ids.shape[1] == 8
+    assert packed.ids.shape[0] % 2 == 0
+    num = len(plain.row)
+    assert packed.targets[:num].tolist() == plain.targets.tolist()
+    assert (len(packed.row), packed.filling.tolist()) == (To(4).up(num), [False] * num + [True] * (To(4).up(num) - num))
+    for number, row in enumerate(chosen.tolist(), start=1):
+        assert packed.ids[packed.text == number].tolist() == rows[row]
+        assert packed.position[packed.text == number].tolist() == list(range(len(rows[row])))
+    assert not packed.ids[packed.text == 0].any()
+    assert torch.equal(packed.mask, (packed.text > 0).long())
+
+
+def test_a_token_sees_its_own_text_up_to_itself() -> None:
+    seen = own_text_only(torch.tensor([[1, 1, 2, 0, 0]]), torch.float32)[0, 0] == 0
+    assert seen.int().tolist() == [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 0, 1, 0], [0, 0, 0, 1, 1]]

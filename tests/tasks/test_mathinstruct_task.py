@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 from transformers import GenerationConfig
 
 from fedecho.core.layout import Layout
+from fedecho.models.lean import FusedRMSNorm
 from fedecho.models.pretrained import _in_float32, library, stop_tokens
 from fedecho.tasks import MathInstructTask
 from fedecho.tasks.chat import Chat
@@ -242,8 +243,10 @@ def test_a_gpu_that_emulates_bf16_computes_and_keeps_float32(
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation or real)
     assert has_lower("cuda", torch.bfloat16) is real
     lora = replace(task, lora_rank=2, device="cuda").computing_in(torch.bfloat16)
-    kept = {param.dtype for param in lora.network(0).parameters() if not param.requires_grad}
+    network = lora.network(0)
+    kept = {param.dtype for param in network.parameters() if not param.requires_grad}
     assert kept == {torch.bfloat16 if real else torch.float32}
+    assert any(isinstance(module, FusedRMSNorm) for module in network.modules()) is real
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: real)
     assert has_lower("cuda", torch.bfloat16) is real, "a torch that cannot be asked about emulation"
     assert not has_lower("cpu", torch.float32)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fedecho.core.lanes import sent
+from fedecho.data.packing import first_fit
 from fedecho.data.ragged import Ragged, To
 
 IGNORED = -100
@@ -15,7 +16,7 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class SpanBatch:
-    """Right-padded tokens, and the places (row, column) whose predictions count, row after row."""
+    """Tokens padded on the right, and the places (row, column) whose predictions count, row after row."""
 
     ids: Tensor
     mask: Tensor
@@ -23,6 +24,10 @@ class SpanBatch:
     column: Tensor
     filling: Tensor | None = None
     """True at places that stand there only to fill up."""
+    text: Tensor | None = None
+    """Where a row holds several texts: which of them a token is of, from 1 on; 0 is padding."""
+    position: Tensor | None = None
+    """And which token of its text it is."""
 
     @property
     def targets(self) -> Tensor:
@@ -52,14 +57,47 @@ class Spans:
         """Some rows; where batches must have few shapes, with as many tokens and places as the rounding says."""
         rows = rows.cpu()
         ids, mask = self.tokens.padded(rows, self.fill, to=tokens_to)
-        counts = self.counts[rows]
-        row = torch.arange(len(rows)).repeat_interleave(counts)
-        before = (counts.cumsum(0) - counts).repeat_interleave(counts)
-        column = torch.arange(len(row)) - before + self.first[rows].repeat_interleave(counts)
+        row, column = self._places(rows)
         if places_to is None:
             return SpanBatch(ids, mask, sent(row, ids.device), sent(column, ids.device))
-        places = torch.zeros(3, places_to.up(len(row)), dtype=torch.long)
-        places[:2, : len(row)] = torch.stack([row, column])
-        places[2, len(row) :] = 1
-        there = sent(places, ids.device)
+        there = sent(_filled_up(row, column, places_to), ids.device)
         return SpanBatch(ids, mask, there[0], there[1], there[2].bool())
+
+    def packed(self, rows: Tensor, tokens_to: To, rows_to: To, places_to: To) -> SpanBatch:
+        """Some rows, several of them in each row of the batch."""
+        rows = rows.cpu()
+        lengths = self.tokens.lengths[rows]
+        width = tokens_to.up(int(lengths.max()))
+        at_row, at_column = torch.tensor(first_fit(lengths.tolist(), width)).unbind(1)
+        num_rows = rows_to.up(int(at_row.max()) + 1)
+        within = _counted(lengths)
+        to = (at_row * width + at_column).repeat_interleave(lengths) + within
+        cells = torch.zeros(3, num_rows * width, dtype=torch.long)
+        number = torch.arange(1, len(rows) + 1).repeat_interleave(lengths)
+        cells[:, to] = torch.stack([self.tokens.starts[rows].repeat_interleave(lengths) + within, number, within])
+        text, column = self._places(rows)
+        device = self.tokens.flat.device
+        source, which, position = sent(cells.view(3, num_rows, width), device)
+        there = sent(_filled_up(at_row[text], at_column[text] + column, places_to), device)
+        mask = (which > 0).long()
+        ids = torch.where(which > 0, self.tokens.flat[source].long(), self.fill)
+        return SpanBatch(ids, mask, there[0], there[1], there[2].bool(), which, position)
+
+    def _places(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """(which of ``rows``, which of its tokens) of all places that count."""
+        counts = self.counts[rows]
+        row = torch.arange(len(rows)).repeat_interleave(counts)
+        return row, _counted(counts) + self.first[rows].repeat_interleave(counts)
+
+
+def _counted(counts: Tensor) -> Tensor:
+    """0, 1, ... for each count, one behind the other."""
+    return torch.arange(int(counts.sum())) - (counts.cumsum(0) - counts).repeat_interleave(counts)
+
+
+def _filled_up(row: Tensor, column: Tensor, to: To) -> Tensor:
+    """[row, column, is filling] of as many places as the rounding says."""
+    places = torch.zeros(3, to.up(len(row)), dtype=torch.long)
+    places[:2, : len(row)] = torch.stack([row, column])
+    places[2, len(row) :] = 1
+    return places

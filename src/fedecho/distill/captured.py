@@ -71,7 +71,7 @@ def adam_update(distiller: Distiller, precision: Precision) -> AdamUpdate:
         if low is not params:
             low.copy_(params)
 
-    return precision.compile(update)
+    return precision.compile(update, dynamic=True)
 
 
 class InferGraph:
@@ -113,15 +113,12 @@ class TeachGraph:
         logits = forward(weights.named, weights.named_buffers, net.task.unlabeled_images(rows), net.full)
         parts = distillation_loss(logits, self.teacher[rows], distiller.alpha_min, distiller.alpha_max)
         matrix_grads, vector_grad = weights.gradients(parts.loss)
-        grads = torch.cat(matrix_grads), vector_grad
-        # In fp32 without a copy in fp32.
-        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(grad, dtype=torch.float32) for grad in grads]))
+        # In fp32 without a copy in fp32, and matrix by matrix, where the gradients lie, without joining them first.
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm([*matrix_grads, vector_grad], dtype=torch.float32)))
         self.count.add_(1)
-        factor, matrix = clip_factor(norm, distiller.clip_norm), weights.num_matrix
-        for master, low, grad, part in (
-            (weights.masters[0], weights.low, grads[0], slice(None, matrix)),
-            (weights.masters[1], weights.masters[1], grads[1], slice(matrix, None)),
-        ):
+        factor, vectors = clip_factor(norm, distiller.clip_norm), weights.masters[1]
+        everything = [*weights.matrices, (slice(weights.num_matrix, None), vectors, vectors)]
+        for (part, master, low), grad in zip(everything, [*matrix_grads, vector_grad], strict=True):
             self.adam(master, low, grad, factor, self.first[part], self.second[part], self.count)
         clipped = (norm > distiller.clip_norm).float()
         seen = torch.stack([parts.loss.detach(), parts.entropy, parts.soft_weight, norm, clipped])

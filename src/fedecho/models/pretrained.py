@@ -17,6 +17,8 @@ CONFIG = "config.json"
 TYPES = "token_type_ids"
 OFFSET = ("roberta", "xlm-roberta", "camembert", "mpnet", "longformer")
 """Models that number positions from the padding token's number plus one on, and so take that many tokens fewer."""
+PACKING = ("llama", "qwen2", "qwen3")
+"""Models known to look at nothing but that mask and those positions (tests/tasks/test_few_shapes.py)."""
 
 
 def library(name: str) -> Any:
@@ -99,6 +101,13 @@ def longest(folder: Path, tokenizer: Any) -> int:
     limits = [getattr(config, name, None) for name in ("max_position_embeddings", "n_positions")]
     taken = config.pad_token_id + 1 if config.model_type in OFFSET else 0
     return min(int(tokenizer.model_max_length), *(int(limit) - taken for limit in limits if limit))
+
+
+def packs(folder: Path) -> bool:
+    """Does this language model keep apart several texts in a row, given a mask and positions that do?"""
+    config = _config(folder)
+    everywhere = {"full_attention"} >= set(getattr(config, "layer_types", None) or ())
+    return config.model_type in PACKING and everywhere and getattr(config, "sliding_window", None) is None
 
 
 def _config(folder: Path) -> Any:

@@ -10,11 +10,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.functional import batch_norm, relu
 
+from fedecho.models.channel_ops import gradient_sums, input_gradient, normalised, sums
 from fedecho.models.patch_conv import PatchConv2d, suits_patches
 from fedecho.models.rectified import all_rectified, tidied, traced
-
-PIXELS = (0, 2, 3)
-"""All that a channel's statistics are of."""
 
 
 class RowBatchNorm2d(nn.Module):
@@ -63,17 +61,13 @@ class Normalised(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, share: Tensor, extra: Tensor | None, eps: float, rectify: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        wide, by_row = x.float(), share[:, None, None, None]
-        mean = (wide * by_row).sum(dim=PIXELS)
-        raw = (wide * wide * by_row).sum(dim=PIXELS) - mean * mean
+        mean, mean_square = sums(x, share)
+        raw = mean_square - mean * mean
         variance = raw.clamp_min(0.0)
         rstd = torch.rsqrt(variance + eps)
         scale = weight * rstd
         shift = bias - mean * scale
-        y = wide * _by_channel(scale) + _by_channel(shift)
-        if extra is not None:
-            y = y + extra
-        y = (y.clamp_min(0.0) if rectify else y).to(x.dtype)
+        y = normalised(x, scale, shift, extra, rectify)
         ctx.rectify, ctx.with_extra = rectify, extra is not None
         ctx.save_for_backward(x, y if rectify and extra is not None else None, share, mean, raw, rstd, scale, shift)
         ctx.mark_non_differentiable(mean, variance)
@@ -82,23 +76,15 @@ class Normalised(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         x, y, share, mean, raw, rstd, scale, shift = ctx.saved_tensors
-        wide, grad = x.float(), upstream[0]
-        if ctx.rectify:
-            is_open = (wide * _by_channel(scale) + _by_channel(shift) if y is None else y) > 0
-            grad = torch.where(is_open, grad, 0.0)
-        high = grad.float()
-        d_shift, d_scale = high.sum(dim=PIXELS), (high * wide).sum(dim=PIXELS)
+        grad = upstream[0] if y is None else torch.where(y > 0, upstream[0], 0.0)
+        closed_by_x = ctx.rectify and y is None
+        d_shift, d_scale = gradient_sums(grad, x, scale, shift, closed_by_x)
         # y = scale x + shift, scale = weight rstd, shift = bias - mean scale, rstd = (E[x^2] - mean^2 + eps)^(-1/2).
         d_scale = d_scale - mean * d_shift
         d_variance = torch.where(raw >= 0, d_scale * scale * rstd * rstd * -0.5, 0.0)
         d_mean = -scale * d_shift - 2.0 * mean * d_variance
-        through = share[:, None, None, None] * (_by_channel(d_mean) + 2.0 * wide * _by_channel(d_variance))
-        d_x = (high * _by_channel(scale) + through).to(x.dtype)
+        d_x = input_gradient(grad, x, scale, shift, share, d_mean, d_variance, closed_by_x)
         return d_x, d_scale * rstd, d_shift, None, grad if ctx.with_extra else None, None, None
-
-
-def _by_channel(vector: Tensor) -> Tensor:
-    return vector[:, None, None]
 
 
 def with_row_norm(module: nn.Module) -> nn.Module:

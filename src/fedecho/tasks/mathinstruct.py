@@ -13,11 +13,13 @@ from torch.nn.functional import cross_entropy
 from fedecho.core.rng import numpy_rng
 from fedecho.data.instructions import Worked, read_instructions
 from fedecho.data.lines import BadLine
+from fedecho.data.packing import own_text_only
 from fedecho.data.partition import DirichletPartitioner, Partitioner
 from fedecho.data.parts import Parts, as_parts
 from fedecho.data.ragged import To
 from fedecho.data.spans import SpanBatch, Spans
-from fedecho.models.pretrained import files_of, language_model, load_tokenizer, longest, model_folder, with_lora
+from fedecho.models.lean import lean
+from fedecho.models.pretrained import files_of, language_model, load_tokenizer, longest, model_folder, packs, with_lora
 from fedecho.tasks.chat import PROMPT, Chat
 from fedecho.tasks.classification import seeded
 from fedecho.tasks.gsm8k import final_number, greedy_answers, standard_error
@@ -32,6 +34,8 @@ FILES = {
 LOSS_CHUNK = 16
 TOKENS_TO, PLACES_TO = 64, 512
 """What a batch's tokens and predicted places are rounded up to where it must have few shapes."""
+WIDTH_TO, ROWS_TO = 512, 2
+"""And where a row holds several texts: its width, and the number of rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +87,8 @@ class MathInstructTask:
         return replace(self, compute=dtype)
 
     def in_few_shapes(self) -> "MathInstructTask":
-        """The same task whose training batches are padded further than they must be, so that few shapes occur."""
+        """The same task whose training batches have few shapes: texts share rows where the model can tell them apart, and are
+        padded further than they must be."""
         return replace(self, few_shapes=True)
 
     def network(self, seed: int) -> nn.Module:
@@ -96,6 +101,8 @@ class MathInstructTask:
         mine = torch.from_numpy(self._parts[client])[rows]
         if not self.few_shapes:
             return self._train_spans.batch(mine)
+        if self._packs:
+            return self._train_spans.packed(mine, To(WIDTH_TO, most=self._room), To(ROWS_TO), To(PLACES_TO))
         return self._train_spans.batch(mine, To(TOKENS_TO, most=self._room, spare=1), To(PLACES_TO))
 
     def loss(self, module: nn.Module, batch: SpanBatch) -> Tensor:
@@ -175,6 +182,7 @@ class MathInstructTask:
             return model
         adapted = with_lora(model, self.lora_rank, self.lora_alpha or 2.0 * self.lora_rank, self.lora_targets)
         if has_lower(self.device, self.compute):
+            adapted = lean(adapted)
             for param in adapted.parameters():  # what never changes need not be cast at every step
                 param.data = param.data if param.requires_grad else param.data.to(self.compute)
         return adapted
@@ -185,8 +193,12 @@ class MathInstructTask:
     def _hidden(self, module: nn.Module, batch: SpanBatch) -> Tensor:
         """[places, width]: only where a prediction counts, so that the head never sees a question or padding in vain."""
         model: Any = module
+        seen: dict[str, Any] = {"attention_mask": batch.mask}
+        if batch.text is not None:
+            dtype = self.compute if has_lower(self.device, self.compute) else torch.float32
+            seen = {"attention_mask": own_text_only(batch.text, dtype), "position_ids": batch.position}
         with computing(self.device, self.compute):
-            states = model.base_model(input_ids=batch.ids, attention_mask=batch.mask, use_cache=False).last_hidden_state
+            states = model.base_model(input_ids=batch.ids, use_cache=False, **seen).last_hidden_state
         hidden: Tensor = states[batch.row, batch.column]
         return hidden
 
@@ -207,6 +219,10 @@ class MathInstructTask:
     @cached_property
     def _folder(self) -> Any:
         return model_folder(model_place(self.model, self.data_dir))
+
+    @cached_property
+    def _packs(self) -> bool:
+        return packs(self._folder)
 
     @cached_property
     def _chat(self) -> Chat:

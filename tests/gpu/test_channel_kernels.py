@@ -1,0 +1,76 @@
+"""BatchNorm's own kernels on a GPU: sums and maps against torch's, and a compiled network with them against one without."""
+
+from collections.abc import Mapping
+
+import pytest
+import torch
+from small_cifar import ON_GPU
+from torch import Tensor
+
+from fedecho.core.capture import Precision, forward_of
+from fedecho.models import channel_ops
+from fedecho.models.resnet import resnet18
+from fedecho.models.row_norm import with_row_norm
+
+pytestmark = ON_GPU
+LAYERS = [(50, 64, 32), (50, 128, 16), (50, 256, 8), (50, 512, 4), (7, 128, 5)]
+NAMES = {"sums": {"_sums", "_gradient_sums"}, "maps": {"_normalised", "_input_gradient"}}
+
+
+@pytest.mark.parametrize(("num", "channels", "side"), LAYERS)
+def test_sums_and_maps_are_torchs(num: int, channels: int, side: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    x, grad, extra = (torch.randn(num, channels, side, side, device="cuda").bfloat16() for _ in range(3))
+    x = x.contiguous(memory_format=torch.channels_last)
+    share, *vectors = (torch.randn(size, device="cuda") for size in (num, channels, channels, channels, channels))
+    scale, shift, d_mean, d_variance = vectors
+    assert channel_ops.HAS_TRITON
+    assert channel_ops.suits_kernels(x)
+
+    def computed(kernels: set[str]) -> list[Tensor]:
+        monkeypatch.setattr(channel_ops, "KERNELS", dict.fromkeys(kernels, 8))
+        found = [*channel_ops.sums(x, share)]
+        for rectify in (False, True):
+            found += channel_ops.gradient_sums(grad, x, scale, shift, rectify)
+            found += [channel_ops.normalised(x, scale, shift, more, rectify) for more in (None, extra)]
+            found.append(channel_ops.input_gradient(grad, x, scale, shift, share, d_mean, d_variance, rectify))
+        return found
+
+    ours = computed({"sums", "maps"})
+    assert all(torch.equal(one, two) for one, two in zip(ours, computed({"sums", "maps"}), strict=True))
+    for kernel, plain in zip(ours, computed(set()), strict=True):
+        assert kernel.dtype == plain.dtype
+        torch.testing.assert_close(kernel.float(), plain.float(), rtol=1e-2, atol=1e-3 * float(plain.abs().max()))
+
+
+def gradients(params: Mapping[str, Tensor], images: Tensor, row_weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Of a freshly compiled network, as one vector, and the statistics it gathered."""
+    torch._dynamo.reset()
+    network = with_row_norm(resnet18(10, width=16)).cuda().train()
+    buffers = {name: buffer.clone() for name, buffer in network.named_buffers() if "running" in name}
+    logits = forward_of(network, Precision())(params, buffers, images, row_weight)
+    loss = (logits.log_softmax(1)[:, 0] * row_weight).sum()
+    grads = torch.autograd.grad(loss, list(params.values()))
+    return torch.cat([grad.float().flatten() for grad in grads]), torch.cat([each.flatten() for each in buffers.values()])
+
+
+@pytest.mark.parametrize("kernels", [{"sums"}, {"maps"}, {"sums", "maps"}], ids="+".join)
+def test_a_compiled_network_with_kernels_trains_as_one_without(kernels: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    network = resnet18(10, width=16).cuda()
+    params = {
+        name: (param.bfloat16() if param.ndim > 1 else param).detach().requires_grad_()
+        for name, param in network.named_parameters()
+    }
+    images = torch.randn(50, 3, 32, 32, device="cuda").contiguous(memory_format=torch.channels_last)
+    row_weight = torch.tensor([1 / 30] * 30 + [0.0] * 20, device="cuda")
+    monkeypatch.setattr(channel_ops, "KERNELS", dict.fromkeys(kernels, 8))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        grad, statistics = gradients(params, images, row_weight)
+        torch.cuda.synchronize()
+    ran = {event.name for event in profile.events()}
+    assert all((NAMES[name] <= ran) == (name in kernels) for name in NAMES)
+    monkeypatch.setattr(channel_ops, "KERNELS", {})
+    plain_grad, plain_statistics = gradients(params, images, row_weight)
+    assert float((grad - plain_grad).norm() / plain_grad.norm()) < 0.05
+    torch.testing.assert_close(statistics, plain_statistics, rtol=2e-2, atol=2e-3)
