@@ -1,9 +1,14 @@
 """Small tensors: one thread is faster, and sums round the same way everywhere."""
 
+import signal
 from collections.abc import Iterator
 
 import pytest
 import torch
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts background jobs so, and what they start inherits it: no test of Ctrl-C could pass there.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

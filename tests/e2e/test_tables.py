@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from fedecho.cli import app
 from fedecho.cli.tables import TABLES
+from fedecho.experiments.shared_cells import first_of
 from fedecho.report.paper_tables import as_text, figure_of
 
 ROOT = Path(__file__).parents[2]
@@ -27,6 +28,7 @@ SMALL = [
     "concurrency=5",
     "num_versions=2",
 ]
+ABLATED = [("samples", "2000 samples"), ("alpha", "dynamic alpha"), ("clip", "nu=5")]
 SMALL += ["local.num_local_steps=1", "algorithm.distiller.batch_size=10"]
 
 
@@ -101,6 +103,64 @@ def test_a_dry_run_runs_nothing(small_table: list[str], tmp_path: Path) -> None:
     said = fedecho(*small_table, "--dry-run")
     assert "2 cells to run" in said
     assert not (tmp_path / "mine").exists()
+
+
+def test_a_dry_run_counts_by_versions_and_what_is_not_trained_apart(
+    small_table: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """From 4 s for 500 versions of FedBuff and 60 s for the model as it was."""
+    for name, cell_slug, real_s in (
+        ("cifar10", "fedbuff-large-dir-0.1-seed0", 4.0),
+        ("gsm8k", "before-training-smollm2-135m-5-versions-seed0", 60.0),
+        ("gsm8k", "fedbuff-smollm2-135m-5-versions-seed0", 10.0),
+    ):
+        kept = json.loads((ROOT / "results" / "cifar10" / "fedbuff-large-dir-0.1-seed0.json").read_text())
+        kept["summary"]["real_s"] = real_s
+        target = tmp_path / "mine" / name / f"{cell_slug}.json"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(json.dumps(kept))
+    said = fedecho("table", "cifar10", "--only", "fedbuff-large", "--results", "mine", "--dry-run")
+    assert "fedbuff-large-dir-0.1-seed1  4 s" in said
+    said = fedecho("table", "gsm8k", "--only", "versions-seed", "--results", "mine", "--dry-run")
+    assert "fedbuff-smollm2-135m-45-versions-seed0  90 s" in said
+    assert "ca2fl-smollm2-135m-5-versions-seed0  ?" in said
+    assert "before-training-qwen2.5-1.5b-5-versions-seed0  60 s" in said
+    assert said.count("before-training") == 1, "nothing random is in it, and the versions of a column do not matter"
+
+
+def test_a_run_serves_every_table_it_belongs_in(small_table: list[str], tmp_path: Path) -> None:
+    """The paper's own values stand in all three ablations: what cifar10 has run is not run again."""
+    fedecho(*small_table)
+    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "mine").rglob("*.json")}
+    assert len(kept) == 2
+    settings = small_table[small_table.index("--seeds") :]
+    for name, row in (("samples", "2000-samples"), ("alpha", "dynamic-alpha"), ("clip", "nu=5")):
+        rows = list(csv.reader(io.StringIO(fedecho("table", name, "--only", row, *settings, "--format", "csv"))))
+        mine = next(line for line in rows if line[2] == "2")
+        assert mine[3] == "75.39 ± 2.93"
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "mine").rglob("*.json")} == kept
+
+
+def test_a_cell_that_two_rows_share_is_run_once(small_table: list[str], tmp_path: Path) -> None:
+    """Seed 0's partition is seed 0's own."""
+    words = ["--only", "fadas", "--only", "large-dir-0.1", *small_table[small_table.index("--seeds") : -2], "--seeds", "0"]
+    assert "2 cells to run" in fedecho("table", "cifar10", *words, "--dry-run")
+    fedecho("table", "cifar10", *words)
+    kept = sorted(path.name for path in (tmp_path / "mine").rglob("*.json"))
+    assert kept == ["control-fadas-seed-1-s-partition-large-dir-0.1-seed0.json", "fadas-large-dir-0.1-seed0.json"]
+
+
+def test_only_the_same_experiment_is_shared() -> None:
+    shared = {cell: first_of(cell) for table in TABLES.values() for cell in table.cells((0, 1)) if first_of(cell) != cell}
+    for cell, kept in shared.items():
+        ours, theirs = cell.experiment(), kept.experiment()
+        assert ours == theirs or (cell.row.untrained and kept.row.untrained and ours.task == theirs.task)
+        assert first_of(kept) == kept
+    assert {(cell.table, cell.row.label, cell.seed) for cell in shared} == {
+        *((table, row, seed) for table, row in ABLATED for seed in (0, 1)),
+        *(("cifar10", f"control: FADAS, seed {seed}'s partition", seed) for seed in (0, 1)),
+        ("gsm8k", "before training", 0),
+    }
 
 
 def test_mistakes_are_one_line(small_table: list[str]) -> None:

@@ -35,17 +35,15 @@ from fedecho.cli.console import (
 from fedecho.experiments.config import ConfigError, load
 from fedecho.experiments.cost import server_cost
 from fedecho.experiments.execution import Execution
-from fedecho.experiments.paper import TABLES as VISION_TABLES
 from fedecho.experiments.paper import Cell, PaperTable
-from fedecho.experiments.paper_text import TABLES as TEXT_TABLES
-from fedecho.experiments.results import CellResult, read_result, run_cell
+from fedecho.experiments.results import CellResult, read_result, run_cell, run_folder
+from fedecho.experiments.shared_cells import TABLES, first_of
 from fedecho.experiments.state import Following, RunState
 from fedecho.report.paper_tables import as_csv, as_markdown, as_text, lines_of, notes_of
 from fedecho.report.progress import LiveProgress
 
 RESULTS = Path("results")
 WIDE = 160
-TABLES = VISION_TABLES | TEXT_TABLES
 
 
 def table(
@@ -81,7 +79,7 @@ def table(
         cells = [cell for cell in paper.cells(chosen) if all(word.lower() in cell.slug for word in only or ())]
         if not cells:
             raise ConfigError(f"no cell of {name} has {' and '.join(only or ())} in its name; `--dry-run` lists them")
-        missing = [cell for cell in cells if read_result(results, cell) is None]
+        missing = list({first_of(cell): cell for cell in reversed(cells) if read_result(results, cell) is None}.values())[::-1]
         if dry_run:
             _announce(paper, missing, results, chosen)
             return
@@ -124,27 +122,32 @@ def _announce(paper: PaperTable, missing: list[Cell], results: Path, seeds: tupl
     known = _times(paper, results, seeds)
     total, unknown = 0.0, 0
     for cell in missing:
-        guess = known.get(cell.row.algorithm)
+        rate = known.get((cell.row.algorithm, cell.row.untrained))
+        guess = None if rate is None else rate * _length(cell)
         total, unknown = total + (guess or 0.0), unknown + (guess is None)
         out.print(f"{cell.slug}  {'?' if guess is None else f'{guess:.0f} s'}", soft_wrap=True, highlight=False)
     more = f", and {unknown} of unknown length" if unknown else ""
     out.print(f"{len(missing)} cells to run: {total / 60:.0f} minutes by the times of earlier runs{more}", soft_wrap=True)
 
 
-def _times(paper: PaperTable, results: Path, seeds: tuple[int, ...]) -> dict[str, float]:
-    """Real seconds of a run by method, from what has run."""
-    seen: dict[str, list[float]] = {}
+def _times(paper: PaperTable, results: Path, seeds: tuple[int, ...]) -> dict[tuple[str, bool], float]:
+    """Real seconds a version by method, and of an evaluation without training, from what has run."""
+    seen: dict[tuple[str, bool], list[float]] = {}
     for cell in paper.cells(seeds):
         found: CellResult | None = read_result(results, cell)
         if found is not None and not found.diverged:
-            seen.setdefault(cell.row.algorithm, []).append(found.summary["real_s"])
+            seen.setdefault((cell.row.algorithm, cell.row.untrained), []).append(found.summary["real_s"] / _length(cell))
     return {name: fmean(times) for name, times in seen.items()}
+
+
+def _length(cell: Cell) -> int:
+    return 1 if cell.row.untrained else cell.experiment().num_versions
 
 
 def _run(missing: list[Cell], results: Path, runs: Path, options: dict[str, Any], extra: tuple[str, ...]) -> None:
     with LiveProgress(err) as progress:
         for cell in missing:
-            state, folder = RunState(cell.experiment(extra).num_versions), runs / cell.table / cell.slug
+            state, folder = RunState(cell.experiment(extra).num_versions), run_folder(runs, cell)
             watch = Following(folder, state, partial(progress.update, cell.slug))
             run_cell(cell, results=results, runs=runs, options=options, extra=extra, watch=watch, say=say)
 

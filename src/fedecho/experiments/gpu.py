@@ -25,6 +25,7 @@ from fedecho.experiments.experiment import Experiment
 from fedecho.learning.replayed import ReplayedSteps
 from fedecho.learning.trainer import Trainer
 from fedecho.models.fused import fused_inference
+from fedecho.models.kernel_check import without_kernels
 from fedecho.models.row_norm import with_row_norm
 from fedecho.simulation.executors.bench import Bench
 from fedecho.simulation.executors.captured import Plan, batch_under_cursor, sgd_update, weighted_loss
@@ -57,6 +58,8 @@ class GpuParts:
         module = self.task.network(derive(experiment.seed, "network"))
         self.network: BoundNetwork = Layout.of(module).bind(module, self.device)
         self.one_by_one = _why_not(self.task, experiment, module)
+        if not self.one_by_one:
+            self._check_kernels()
         self._net = self._device_student() if serves and not self.one_by_one else None
         self._held = None if self._net is None else HeldModule(self._net).eval()
 
@@ -94,6 +97,12 @@ class GpuParts:
             return dict(self.task.evaluate(self.network.module.eval()))
         self._held.net.weights.load(weights)
         return dict(self.task.evaluate(self._held))
+
+    def _check_kernels(self) -> None:
+        if self.device.type != "cuda" or self.precision.dtype != torch.bfloat16:
+            return
+        if cause := without_kernels(self.device, self.experiment.local.batch_size):
+            self.say(f"BatchNorm is computed by torch's own operations, not by kernels of ours: {cause}")
 
     def _device_student(self) -> DeviceStudent:
         task = self.task

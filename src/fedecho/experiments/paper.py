@@ -66,10 +66,12 @@ class PaperTable:
     names_stand_ins: bool = False
 
     def cells(self, seeds: tuple[int, ...]) -> Iterator[Cell]:
+        """Of a model that is not trained, for the first seed only: there is nothing random in it."""
         for seed in seeds:
             for column in self.columns:
                 for row in self.rows:
-                    yield Cell(self.name, row, column, seed, self.recipe)
+                    if seed == seeds[0] or not row.untrained:
+                        yield Cell(self.name, row, column, seed, self.recipe)
 
 
 def _echo(label: str, unlabeled: str) -> Row:

@@ -18,6 +18,7 @@ from fedecho.experiments.identity import check_same, config_of, header_of, is_fi
 from fedecho.experiments.paper import Cell, Settings
 from fedecho.experiments.record import RECORD, Line, read_header, read_record
 from fedecho.experiments.run import Watch, simulate
+from fedecho.experiments.shared_cells import first_of
 from fedecho.experiments.standstill import DivergedError
 from fedecho.experiments.summary import LAST, Summary
 
@@ -63,7 +64,13 @@ class Score:
 
 
 def path_of(results: Path, cell: Cell) -> Path:
-    return results / cell.table / f"{cell.slug}.json"
+    kept = first_of(cell)
+    return results / kept.table / f"{kept.slug}.json"
+
+
+def run_folder(runs: Path, cell: Cell) -> Path:
+    kept = first_of(cell)
+    return runs / kept.table / kept.slug
 
 
 def read_result(results: Path, cell: Cell) -> CellResult | None:
@@ -85,7 +92,7 @@ def run_cell(
     say: Callable[[str], None] = lambda text: None,
 ) -> CellResult:
     """Run a cell, or go on with it where it was stopped, and keep its result."""
-    experiment, folder = cell.experiment(extra), runs / cell.table / cell.slug
+    experiment, folder = cell.experiment(extra), run_folder(runs, cell)
     if cell.row.untrained:
         return _kept(results, cell, _untrained(cell, experiment, Execution(**options)))
     resume = (folder / RECORD).exists()
@@ -101,7 +108,7 @@ def run_cell(
     check_same(folder, experiment)
     header = read_header(folder)
     kept = CellResult(
-        cell=cell.slug,
+        cell=first_of(cell).slug,
         summary=summary,
         evaluations=_evaluations(folder),
         config=header["config"],
@@ -129,7 +136,7 @@ def _untrained(cell: Cell, experiment: Experiment, execution: Execution) -> Cell
     accuracy, real_s = scores["accuracy"], round(time.perf_counter() - began, 3)
     summary = {"num_versions": 0, "last10_accuracy": accuracy, "final_accuracy": accuracy, "scores": scores, "real_s": real_s}
     return CellResult(
-        cell=cell.slug,
+        cell=first_of(cell).slug,
         summary=summary,
         evaluations=[{"version": 0, "time": 0.0, **scores, "real_s": real_s}],
         config=header["config"],
