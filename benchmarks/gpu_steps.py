@@ -2,23 +2,26 @@
 
 From eager to compiled streams, and then with FedEcho's server work in turn with the clients or overlapped with them.
 
-    python -m benchmarks.gpu_steps [--seconds 2] [--slots 6] [--json FILE]
+    python -m benchmarks.gpu_steps [--seconds 2] [--slots 6] [--kernels sums,maps] [--json FILE]
 
-Needs CUDA; the images are random bytes, which changes no time.
+``--kernels`` says which of BatchNorm's own kernels the last rows have. Needs CUDA; the images are random bytes, which changes no
+time.
 """
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.arguments import at_least_one, need_gpu, positive
+from benchmarks.arguments import at_least_one, listed, need_gpu, positive
 from benchmarks.kept import keep
 from fedecho import Experiment, load
 from fedecho.core.capture import Precision
@@ -27,8 +30,9 @@ from fedecho.core.types import Dispatch, GlobalModel
 from fedecho.data.images import Images
 from fedecho.data.parts import Parts, as_parts
 from fedecho.distill.distiller import Adam
-from fedecho.experiments.gpu import GpuParts, gpu_settings, the_gpu
+from fedecho.experiments.gpu import GpuParts, forget_compiled, gpu_settings, the_gpu
 from fedecho.learning.trainer import Trainer
+from fedecho.models import channel_ops
 from fedecho.simulation.executors.cuda import CudaExecutor
 from fedecho.simulation.executors.executor import Job
 from fedecho.tasks.cifar import CifarTask
@@ -132,7 +136,16 @@ def with_server(parts: GpuParts, clients: Callable[[], int], *, overlapped: bool
     return work
 
 
-def table(experiment: Experiment, num_slots: int, seconds: float) -> list[Row]:
+@contextmanager
+def kernels(chosen: Collection[str]) -> Iterator[None]:
+    """Only these; what was compiled with others is forgotten."""
+    kept = {name: least for name, least in channel_ops.KERNELS.items() if name in chosen}
+    forget_compiled()
+    with patch.dict(channel_ops.KERNELS, kept, clear=True):
+        yield
+
+
+def table(experiment: Experiment, num_slots: int, seconds: float, chosen: Collection[str]) -> list[Row]:
     """From the plainest to what ``--executor cuda`` does."""
     device, rows = the_gpu(), []
 
@@ -140,22 +153,21 @@ def table(experiment: Experiment, num_slots: int, seconds: float) -> list[Row]:
         rows.append(Row(step, rate(work, seconds)))
         print(f"{rows[-1].step:<75} {rows[-1].images_per_s:>8,.0f} images/s", flush=True)
 
-    for precision, name in (
-        (Precision(torch.float32, compiled=False), "eager, fp32"),
-        (Precision(compiled=False), "graph, bf16"),
-        (Precision(), "graph, bf16, compiled"),
+    with kernels(()), gpu_settings(plain := Precision(torch.float32, compiled=False), device):
+        measured("eager, fp32", eager(GpuParts(experiment, plain, device)))
+    for precision, name, used in (
+        (Precision(compiled=False), "graph, bf16", ()),
+        (Precision(), "graph, bf16, compiled", ()),
+        (Precision(), f"the same, BatchNorm's own kernels ({' and '.join(chosen)})", chosen),
     ):
-        with gpu_settings(precision, device):
-            parts = GpuParts(experiment, precision, device)
-            if precision.dtype == torch.float32:
-                measured(name, eager(parts))
-                continue
+        with kernels(used), gpu_settings(precision, device):
+            parts = GpuParts(experiment, precision, device, say=print)
             measured(f"{name}, 1 stream", captured(parts, 1))
             clients = captured(parts, num_slots)
             measured(f"{name}, {num_slots} streams", clients)
-    measured("the same, FedEcho's server in turn", with_server(parts, clients, overlapped=False))
-    with gpu_settings(precision, device):
-        measured("the same, FedEcho's server overlapped", with_server(parts, clients, overlapped=True))
+            if used:
+                measured("the same, FedEcho's server in turn", with_server(parts, clients, overlapped=False))
+                measured("the same, FedEcho's server overlapped", with_server(parts, clients, overlapped=True))
     return rows
 
 
@@ -163,13 +175,14 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=positive, default=2.0)
     parser.add_argument("--slots", type=at_least_one, default=6)
+    parser.add_argument("--kernels", type=listed(str, channel_ops.KERNELS), default=list(channel_ops.KERNELS))
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     need_gpu(parser)
     the_gpu()
     experiment = replace(load("cifar10", algorithm="fedecho"), task=NoiseTask())
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, ResNet-18, batch 50")
-    rows = table(experiment, options.slots, options.seconds)
+    rows = table(experiment, options.slots, options.seconds, options.kernels)
     keep(options.json, rows)
 
 

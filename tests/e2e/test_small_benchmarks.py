@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import bank_budget, fuzz, million, soak, text_steps
+from benchmarks import bank_budget, fuzz, million, packing, soak, text_steps
+from tiny_text import write_gsm8k, write_world
 
 ROOT = Path(__file__).parents[2]
 
@@ -88,6 +89,17 @@ def test_steps_on_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     shared = ["replayed, texts share rows", "replayed, texts share rows, RMSNorm one kernel"]
     assert [line[1].strip() for line in lines] == ["eager", "replayed"] * 2 + shared
     assert all(float(line[2]) > 0 for line in lines)
+
+
+def test_texts_that_share_rows_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_gsm8k(write_world(tmp_path) / "gsm8k", num_train=400)
+    packing.main(["--model", "tiny-llama", "--data-dir", str(tmp_path)])
+    apart, shared = [line.split("|")[2:6] for line in capsys.readouterr().out.splitlines()[2:]]
+    assert apart[0] == shared[0]
+    texts, *computed = (int(number.replace(",", "")) for number in (apart[0], apart[1], shared[1]))
+    assert texts < min(computed)
+    for line, all_tokens in zip((apart, shared), computed, strict=True):
+        assert float(line[2]) == pytest.approx(all_tokens / texts, abs=0.006)
 
 
 @pytest.mark.parametrize(

@@ -172,6 +172,13 @@ def _shared_inference(description: str, precision: Precision, device: str, templ
     return fused_inference(template.module.to(device), precision.dtype, precision.compile)
 
 
+def forget_compiled() -> None:
+    """What all runs of a process share is made anew: for who changes what it is made of."""
+    for shared in (_shared_forward, _shared_inference, without_kernels):
+        shared.cache_clear()
+    torch._dynamo.reset()
+
+
 def _on(task: Task, device: str, precision: Precision) -> Task:
     if not hasattr(task, "on"):
         raise ValueError(f"{type(task).__name__} cannot be put on a GPU: it has no method on(device); use serial or pool")
