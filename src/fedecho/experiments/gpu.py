@@ -239,7 +239,10 @@ def gpu_settings(precision: Precision, device: torch.device) -> Iterator[None]:
     cudnn.allow_tf32 = matmul.allow_tf32 = precision.dtype != torch.float32
     torch.use_deterministic_algorithms(precision.deterministic, warn_only=True)
     # Each method of a table has its own learning rates, which are compiled in: more than torch expects of one function.
-    torch._dynamo.config.recompile_limit = 128
+    limits: Any = torch._dynamo.config
+    setattr(
+        limits, "recompile_limit" if hasattr(limits, "recompile_limit") else "cache_size_limit", 128
+    )  # torch 2.6 has the latter
     try:
         with server_lane(device):
             yield
