@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedecho.core.tokens import Positions
-from fedecho.data.packing import first_fit, own_text_only
+from fedecho.data.packing import Packing, first_fit, own_text_only
 from fedecho.data.ragged import Ragged, To
 from fedecho.data.spans import Spans
 
@@ -71,9 +71,9 @@ def test_packed_rows_hold_the_same_texts_and_targets(rows: list[list[int]], data
     first = [data.draw(st.integers(0, len(row) - 2)) for row in rows]
     spans = Spans.of(rows, first, [len(row) - 1 for row in rows], 0, "cpu")
     chosen = torch.tensor(data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1, max_size=5)))
-    plain, packed = spans.batch(chosen), spans.packed(chosen, To(8), To(2), To(4))
+    plain, packed = spans.batch(chosen), spans.packed(chosen, Packing.of(spans.tokens.lengths[chosen], To(8), To(2)), To(4))
     assert packed.ids.shape[1] == 8
-    assert packed.ids.shape[0] % 2 == 0
+    assert packed.ids.shape[0] % 2 == 0 or packed.ids.shape[0] == 1
     num = len(plain.row)
     assert packed.targets[:num].tolist() == plain.targets.tolist()
     assert (len(packed.row), packed.filling.tolist()) == (To(4).up(num), [False] * num + [True] * (To(4).up(num) - num))
@@ -82,6 +82,17 @@ def test_packed_rows_hold_the_same_texts_and_targets(rows: list[list[int]], data
         assert packed.position[packed.text == number].tolist() == list(range(len(rows[row])))
     assert not packed.ids[packed.text == 0].any()
     assert torch.equal(packed.mask, (packed.text > 0).long())
+
+
+@given(sequences, st.data())
+def test_texts_share_rows_where_that_is_less_to_compute(rows: list[list[int]], data: st.DataObject) -> None:
+    spans = Spans.of(rows, [0] * len(rows), [len(row) - 1 for row in rows], 0, "cpu")
+    every, sizes = torch.arange(len(rows)), (To(2, spare=1), To(8), To(2), To(4))
+    found = spans.in_few_shapes(every, *sizes)
+    padded = spans.batch(every, sizes[0], sizes[3])
+    packed = spans.packed(every, Packing.of(spans.tokens.lengths, sizes[1], sizes[2]), sizes[3])
+    assert found.ids.numel() == min(padded.ids.numel(), packed.ids.numel())
+    assert (found.text is None) is (padded.ids.numel() <= packed.ids.numel())
 
 
 def test_a_token_sees_its_own_text_up_to_itself() -> None:

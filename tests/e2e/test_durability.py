@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,6 +28,7 @@ from fedecho.experiments import ending
 from fedecho.experiments import run as running
 from fedecho.experiments.described import described
 from fedecho.experiments.folder import LOCK, owned
+from fedecho.experiments.paper import Cell, Column, Row
 from fedecho.experiments.record import read_header, read_record
 from fedecho.experiments.results import run_cell
 from fedecho.experiments.summary import Summary
@@ -335,21 +335,9 @@ def test_what_cannot_be_written_down_is_known_by_its_class() -> None:
     assert described({1: 2}) == {"class": "dict"}
 
 
-@dataclass(frozen=True)
-class SmallCell:
-    """Stands for a cell of a table."""
-
-    table: str = "small"
-    slug: str = "cell"
-    row: Any = field(default_factory=lambda: SimpleNamespace(untrained=False))
-
-    def experiment(self, extra: object) -> Experiment:
-        return small(2)
-
-
 def test_a_cell_whose_run_is_finished_and_whose_result_is_not_there(tmp_path: Path) -> None:
     """As a disk that was full at the result, or a kill just before it, leaves it."""
-    cell: Any = SmallCell()
+    cell = Cell("small", Row("cell", "fedbuff"), Column("", ("num_versions=2",)), 0, "digits")
     kept = run_cell(cell, results=tmp_path / "results", runs=tmp_path / "runs", options={})
-    (tmp_path / "results" / "small" / "cell.json").unlink()
+    (tmp_path / "results" / "small" / "cell-seed0.json").unlink()
     assert run_cell(cell, results=tmp_path / "results", runs=tmp_path / "runs", options={}) == kept

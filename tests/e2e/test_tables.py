@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from fedecho.cli import app
 from fedecho.cli.tables import TABLES
+from fedecho.experiments.folder import owned
 from fedecho.experiments.shared_cells import first_of
 from fedecho.report.paper_tables import as_text, figure_of
 
@@ -109,13 +110,13 @@ def test_a_dry_run_counts_by_versions_and_what_is_not_trained_apart(
     small_table: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """From 4 s for 500 versions of FedBuff and 60 s for the model as it was."""
-    for name, cell_slug, real_s in (
-        ("cifar10", "fedbuff-large-dir-0.1-seed0", 4.0),
-        ("gsm8k", "before-training-smollm2-135m-5-versions-seed0", 60.0),
-        ("gsm8k", "fedbuff-smollm2-135m-5-versions-seed0", 10.0),
+    for name, cell_slug, num_versions, real_s in (
+        ("cifar10", "fedbuff-large-dir-0.1-seed0", 500, 4.0),
+        ("gsm8k", "before-training-smollm2-135m-5-versions-seed0", 0, 60.0),
+        ("gsm8k", "fedbuff-smollm2-135m-5-versions-seed0", 5, 10.0),
     ):
         kept = json.loads((ROOT / "results" / "cifar10" / "fedbuff-large-dir-0.1-seed0.json").read_text())
-        kept["summary"]["real_s"] = real_s
+        kept["summary"] |= {"num_versions": num_versions, "real_s": real_s}
         target = tmp_path / "mine" / name / f"{cell_slug}.json"
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(json.dumps(kept))
@@ -125,7 +126,9 @@ def test_a_dry_run_counts_by_versions_and_what_is_not_trained_apart(
     assert "fedbuff-smollm2-135m-45-versions-seed0  90 s" in said
     assert "ca2fl-smollm2-135m-5-versions-seed0  ?" in said
     assert "before-training-qwen2.5-1.5b-5-versions-seed0  60 s" in said
-    assert said.count("before-training") == 1, "nothing random is in it, and the versions of a column do not matter"
+    assert said.count("before-training") == 1, "the versions of a column do not matter"
+    said = fedecho("table", "gsm8k", "--only", "before", "--seeds", "1,2", "--results", "mine", "--dry-run")
+    assert said.count("before-training") == 1, "nor does the seed: there is nothing random in it"
 
 
 def test_a_run_serves_every_table_it_belongs_in(small_table: list[str], tmp_path: Path) -> None:
@@ -150,11 +153,22 @@ def test_a_cell_that_two_rows_share_is_run_once(small_table: list[str], tmp_path
     assert kept == ["control-fadas-seed-1-s-partition-large-dir-0.1-seed0.json", "fadas-large-dir-0.1-seed0.json"]
 
 
+def test_a_cell_that_another_process_runs_is_passed_over(small_table: list[str], tmp_path: Path) -> None:
+    name = "fedecho-cifar-100-large-dir-0.1-seed0"
+    with owned(tmp_path / "runs" / "tables" / "cifar10" / name, print):
+        result = CliRunner().invoke(app, small_table)
+    assert result.exit_code == 0, result.output
+    assert f"{name} is passed over" in " ".join(result.stderr.split())
+    assert [path.stem for path in (tmp_path / "mine" / "cifar10").iterdir()] == [name.replace("seed0", "seed1")]
+    assert "75.39 ± 2.93" in result.stdout
+
+
 def test_only_the_same_experiment_is_shared() -> None:
     shared = {cell: first_of(cell) for table in TABLES.values() for cell in table.cells((0, 1)) if first_of(cell) != cell}
     for cell, kept in shared.items():
         ours, theirs = cell.experiment(), kept.experiment()
         assert ours == theirs or (cell.row.untrained and kept.row.untrained and ours.task == theirs.task)
+        assert cell.seed == kept.seed
         assert first_of(kept) == kept
     assert {(cell.table, cell.row.label, cell.seed) for cell in shared} == {
         *((table, row, seed) for table, row in ABLATED for seed in (0, 1)),
@@ -169,6 +183,7 @@ def test_mistakes_are_one_line(small_table: list[str]) -> None:
     assert "--format" in fedecho("table", "cifar10", "--format", "pdf", code=2)
     assert "NVIDIA GPU" in fedecho("table", "cifar10", "--only", "fedbuff-large-dir-0.1-seed0", "--only", "seed0", code=2)
     assert "--results" in fedecho("table", "cifar10", "--set", "num_versions=1", code=2)
+    assert "--seeds" in fedecho("table", "cifar10", "--set", "seed=1", "--results", "mine", code=2)
     missing = fedecho("run", "cifar10", "--data-dir", "nowhere", code=2)
     assert "fedecho data fetch cifar10" in missing
     assert "one of cifar10, cifar100, stl10" in fedecho("data", "fetch", "cifar11", code=2)

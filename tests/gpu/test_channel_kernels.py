@@ -9,39 +9,24 @@ from torch import Tensor
 
 from fedecho.core.capture import Precision, forward_of
 from fedecho.models import channel_ops
+from fedecho.models.kernel_check import fault
 from fedecho.models.resnet import resnet18
 from fedecho.models.row_norm import with_row_norm
 
 pytestmark = ON_GPU
-LAYERS = [(50, 64, 32), (50, 128, 16), (50, 256, 8), (50, 512, 4), (7, 128, 5)]
+SHAPES = [(50, 64, 32, 32), (50, 128, 16, 16), (50, 256, 8, 8), (50, 512, 4, 4), (7, 128, 5, 3)]
 NAMES = {"sums": {"_sums", "_gradient_sums"}, "maps": {"_normalised", "_input_gradient"}}
 
 
-@pytest.mark.parametrize(("num", "channels", "side"), LAYERS)
-def test_sums_and_maps_are_torchs(num: int, channels: int, side: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    x, grad, extra = (torch.randn(num, channels, side, side, device="cuda").bfloat16() for _ in range(3))
-    x = x.contiguous(memory_format=torch.channels_last)
-    share = torch.randn(num, device="cuda")
-    # Rounded, so that scale x + shift is rounded once, fused or not: where it is near 0, both then see a ReLU open or closed.
-    scale, shift, d_mean, d_variance = torch.randn(4, channels, device="cuda").bfloat16().float()
+@pytest.mark.parametrize("shape", SHAPES)
+def test_sums_and_maps_are_torchs(shape: tuple[int, int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_ops, "KERNELS", {"sums": 8, "maps": 8})
+    fault.cache_clear()
     assert channel_ops.HAS_TRITON
-    assert channel_ops.suits_kernels(x)
-
-    def computed(kernels: set[str]) -> list[Tensor]:
-        monkeypatch.setattr(channel_ops, "KERNELS", dict.fromkeys(kernels, 8))
-        found = [*channel_ops.sums(x, share)]
-        for rectify in (False, True):
-            found += channel_ops.gradient_sums(grad, x, scale, shift, rectify)
-            found += [channel_ops.normalised(x, scale, shift, more, rectify) for more in (None, extra)]
-            found.append(channel_ops.input_gradient(grad, x, scale, shift, share, d_mean, d_variance, rectify))
-        return found
-
-    ours = computed({"sums", "maps"})
-    assert all(torch.equal(one, two) for one, two in zip(ours, computed({"sums", "maps"}), strict=True))
-    for kernel, plain in zip(ours, computed(set()), strict=True):
-        assert kernel.dtype == plain.dtype
-        torch.testing.assert_close(kernel.float(), plain.float(), rtol=1e-2, atol=1e-3 * float(plain.abs().max()))
+    assert fault(torch.device("cuda"), shape) == ""
+    torch.manual_seed(0)
+    x, share = torch.randn(shape, device="cuda").bfloat16(), torch.randn(shape[0], device="cuda")
+    assert torch.equal(channel_ops.sums(x, share)[1], channel_ops.sums(x, share)[1])
 
 
 def gradients(params: Mapping[str, Tensor], images: Tensor, row_weight: Tensor) -> tuple[Tensor, Tensor]:

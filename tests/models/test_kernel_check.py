@@ -7,20 +7,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedecho.models import channel_ops, kernel_check
-from fedecho.models.kernel_check import without_kernels
+from fedecho.models import channel_ops
+from fedecho.models.kernel_check import fault, norm_shapes, without_kernels
+from fedecho.models.resnet import resnet18
 
 CPU = torch.device("cpu")
+SHAPES = ((5, 16, 4, 3), (5, 128, 3, 3))
 
 
 @pytest.fixture(autouse=True)
 def afresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(channel_ops, "HAS_TRITON", True)
-    monkeypatch.setattr(channel_ops, "KERNELS", {"sums": 8, "maps": 128})
-    monkeypatch.setattr(kernel_check, "LAYERS", ((16, 4), (128, 3)))
-    without_kernels.cache_clear()
+    monkeypatch.setattr(channel_ops, "FAULT", "")
+    fault.cache_clear()
     yield
-    without_kernels.cache_clear()
+    fault.cache_clear()
 
 
 def wrong_in_bf16(name: str, monkeypatch: pytest.MonkeyPatch, wrong: Any) -> None:
@@ -34,8 +35,7 @@ def wrong_in_bf16(name: str, monkeypatch: pytest.MonkeyPatch, wrong: Any) -> Non
 
 
 def test_kernels_that_agree_stay() -> None:
-    assert without_kernels(CPU, 5) == ""
-    assert channel_ops.KERNELS
+    assert without_kernels(CPU, SHAPES) == channel_ops.FAULT == ""
 
 
 def one_value(found: Tensor) -> Tensor:
@@ -51,26 +51,46 @@ def one_value(found: Tensor) -> Tensor:
         ("normalised", one_value, "a normalisation over 16 channels"),
         ("input_gradient", one_value, "a gradient over 16 channels"),
         ("normalised", lambda found: found * torch.nan, "differs from torch's by nan"),
+        ("normalised", lambda found: found.nan_to_num(), "a normalisation of NaN over 16 channels"),
     ],
 )
 def test_a_kernel_that_is_wrong_is_named_and_none_is_used(
     name: str, wrong: Any, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrong_in_bf16(name, monkeypatch, wrong)
-    assert told in without_kernels(CPU, 5)
-    assert channel_ops.KERNELS == {}
+    assert told in without_kernels(CPU, SHAPES)
+    monkeypatch.setattr(channel_ops, "suits_kernels", lambda x: True)
+    assert not channel_ops._by_kernel("sums", torch.zeros(1, 64, 1, 1))
+    assert told in without_kernels(CPU, ()), "and the next run is told too"
+
+
+def refuse(error: Exception) -> Any:
+    raise error
 
 
 def test_a_kernel_that_does_not_run_is_no_end_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(found: Any) -> Any:
-        raise RuntimeError("PTX was compiled with an unsupported toolchain\nat ...")
+    error = RuntimeError("PTX was compiled with an unsupported toolchain\nat ...")
+    wrong_in_bf16("sums", monkeypatch, lambda found: refuse(error))
+    assert without_kernels(CPU, SHAPES) == "PTX was compiled with an unsupported toolchain"
 
-    wrong_in_bf16("sums", monkeypatch, refuse)
-    assert without_kernels(CPU, 5) == "PTX was compiled with an unsupported toolchain"
-    assert channel_ops.KERNELS == {}
+
+def test_a_full_gpu_says_nothing_about_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong_in_bf16("sums", monkeypatch, lambda found: refuse(torch.OutOfMemoryError("CUDA out of memory")))
+    with pytest.raises(torch.OutOfMemoryError):
+        without_kernels(CPU, SHAPES)
+    assert channel_ops.FAULT == ""
 
 
 def test_where_there_is_no_triton_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel_ops, "HAS_TRITON", False)
     monkeypatch.setattr(channel_ops, "sums", None)
-    assert without_kernels(CPU, 5) == ""
+    assert without_kernels(CPU, SHAPES) == ""
+
+
+def test_what_a_network_gives_its_norms() -> None:
+    network = resnet18(10, width=4)
+    shapes = norm_shapes(network, torch.zeros(1, 3, 32, 32), (50, 20))
+    layers = [(4, 32, 32), (8, 16, 16), (16, 8, 8), (32, 4, 4)]
+    assert shapes == {(num, *layer) for num in (50, 20) for layer in layers}
+    assert network.training
+    assert not any(module._forward_pre_hooks for module in network.modules())

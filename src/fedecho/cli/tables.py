@@ -35,6 +35,7 @@ from fedecho.cli.console import (
 from fedecho.experiments.config import ConfigError, load
 from fedecho.experiments.cost import server_cost
 from fedecho.experiments.execution import Execution
+from fedecho.experiments.folder import FolderInUse
 from fedecho.experiments.paper import Cell, PaperTable
 from fedecho.experiments.results import CellResult, read_result, run_cell, run_folder
 from fedecho.experiments.shared_cells import TABLES, first_of
@@ -71,6 +72,8 @@ def table(
         use_data_dir(data_dir)
         if settings and results == RESULTS:
             raise ConfigError("with --set these are not the paper's cells: keep them apart with --results FOLDER")
+        if any(setting.partition("=")[0].strip() == "seed" for setting in settings or ()):
+            raise ConfigError("the seeds of a table are those of --seeds, not of --set seed=...")
         if name not in TABLES:
             raise ConfigError(f"unknown table {name!r}: it must be one of {', '.join(TABLES)}")
         if form not in ("text", "markdown", "csv"):
@@ -79,14 +82,17 @@ def table(
         cells = [cell for cell in paper.cells(chosen) if all(word.lower() in cell.slug for word in only or ())]
         if not cells:
             raise ConfigError(f"no cell of {name} has {' and '.join(only or ())} in its name; `--dry-run` lists them")
-        missing = list({first_of(cell): cell for cell in reversed(cells) if read_result(results, cell) is None}.values())[::-1]
+        missing: dict[Cell, Cell] = {}
+        for cell in cells:
+            if read_result(results, cell) is None:
+                missing.setdefault(first_of(cell), cell)
         if dry_run:
-            _announce(paper, missing, results, chosen)
+            _announce(paper, list(missing.values()), results, chosen)
             return
         if missing and not show:
             usable(results)
             options = execution_options(executor, workers, precision, deterministic, device, address)
-            _run(missing, results, runs, options, tuple(settings or ()))
+            _run(list(missing.values()), results, runs, options, tuple(settings or ()))
         labels = {cell.column.label for cell in cells}
         columns = tuple(column for column in paper.columns if column.label in labels)
         _show(replace(paper, columns=columns), results, chosen, form)
@@ -123,7 +129,7 @@ def _announce(paper: PaperTable, missing: list[Cell], results: Path, seeds: tupl
     total, unknown = 0.0, 0
     for cell in missing:
         rate = known.get((cell.row.algorithm, cell.row.untrained))
-        guess = None if rate is None else rate * _length(cell)
+        guess = None if rate is None else rate * (1 if cell.row.untrained else cell.experiment().num_versions)
         total, unknown = total + (guess or 0.0), unknown + (guess is None)
         out.print(f"{cell.slug}  {'?' if guess is None else f'{guess:.0f} s'}", soft_wrap=True, highlight=False)
     more = f", and {unknown} of unknown length" if unknown else ""
@@ -136,20 +142,22 @@ def _times(paper: PaperTable, results: Path, seeds: tuple[int, ...]) -> dict[tup
     for cell in paper.cells(seeds):
         found: CellResult | None = read_result(results, cell)
         if found is not None and not found.diverged:
-            seen.setdefault((cell.row.algorithm, cell.row.untrained), []).append(found.summary["real_s"] / _length(cell))
+            length = found.summary["num_versions"] or 1
+            seen.setdefault((cell.row.algorithm, cell.row.untrained), []).append(found.summary["real_s"] / length)
     return {name: fmean(times) for name, times in seen.items()}
-
-
-def _length(cell: Cell) -> int:
-    return 1 if cell.row.untrained else cell.experiment().num_versions
 
 
 def _run(missing: list[Cell], results: Path, runs: Path, options: dict[str, Any], extra: tuple[str, ...]) -> None:
     with LiveProgress(err) as progress:
         for cell in missing:
+            if read_result(results, cell) is not None:  # another process was quicker
+                continue
             state, folder = RunState(cell.experiment(extra).num_versions), run_folder(runs, cell)
             watch = Following(folder, state, partial(progress.update, cell.slug))
-            run_cell(cell, results=results, runs=runs, options=options, extra=extra, watch=watch, say=say)
+            try:
+                run_cell(cell, results=results, runs=runs, options=options, extra=extra, watch=watch, say=say)
+            except FolderInUse as error:
+                say(f"{cell.slug} is passed over: {error}")
 
 
 def _show(paper: PaperTable, results: Path, seeds: tuple[int, ...], form: str) -> None:

@@ -1,9 +1,34 @@
 """Texts laid one behind the other into rows of one width: padded to its longest, a batch of texts is often half padding."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from fedecho.data.ragged import To
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Where each text begins in rows of one width."""
+
+    row: Tensor
+    column: Tensor
+    num_rows: int
+    width: int
+
+    @classmethod
+    def of(cls, lengths: Tensor, width_to: To, rows_to: To) -> "Packing":
+        """What fits into one row is one row; else so many as the rounding says."""
+        width = width_to.up(int(lengths.max()))
+        row, column = torch.tensor(first_fit(lengths.tolist(), width)).unbind(1)
+        needed = int(row.max()) + 1
+        return cls(row, column, rows_to.up(needed) if needed > 1 else 1, width)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_rows * self.width
 
 
 def first_fit(lengths: Sequence[int], width: int) -> list[tuple[int, int]]:

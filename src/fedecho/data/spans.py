@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedecho.core.lanes import sent
-from fedecho.data.packing import first_fit
+from fedecho.data.packing import Packing
 from fedecho.data.ragged import Ragged, To
 
 IGNORED = -100
@@ -16,7 +16,7 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class SpanBatch:
-    """Tokens padded on the right, and the places (row, column) whose predictions count, row after row."""
+    """Tokens padded on the right, and the places (row, column) whose predictions count, text after text."""
 
     ids: Tensor
     mask: Tensor
@@ -63,22 +63,26 @@ class Spans:
         there = sent(_filled_up(row, column, places_to), ids.device)
         return SpanBatch(ids, mask, there[0], there[1], there[2].bool())
 
-    def packed(self, rows: Tensor, tokens_to: To, rows_to: To, places_to: To) -> SpanBatch:
-        """Some rows, several of them in each row of the batch."""
+    def in_few_shapes(self, rows: Tensor, tokens_to: To, width_to: To, rows_to: To, places_to: To) -> SpanBatch:
+        """Some rows, several of them in each row of the batch where that is less to compute, each in a row of its own elsewhere."""
+        lengths = self.tokens.lengths[rows.cpu()]
+        packing = Packing.of(lengths, width_to, rows_to)
+        if packing.num_tokens < len(lengths) * tokens_to.up(int(lengths.max())):
+            return self.packed(rows, packing, places_to)
+        return self.batch(rows, tokens_to, places_to)
+
+    def packed(self, rows: Tensor, packing: Packing, places_to: To) -> SpanBatch:
+        """Some rows, laid out as the packing says."""
         rows = rows.cpu()
-        lengths = self.tokens.lengths[rows]
-        width = tokens_to.up(int(lengths.max()))
-        at_row, at_column = torch.tensor(first_fit(lengths.tolist(), width)).unbind(1)
-        num_rows = rows_to.up(int(at_row.max()) + 1)
+        lengths, device = self.tokens.lengths[rows], self.tokens.flat.device
         within = _counted(lengths)
-        to = (at_row * width + at_column).repeat_interleave(lengths) + within
-        cells = torch.zeros(3, num_rows * width, dtype=torch.long)
+        to = (packing.row * packing.width + packing.column).repeat_interleave(lengths) + within
+        cells = torch.zeros(3, packing.num_tokens, dtype=torch.long)
         number = torch.arange(1, len(rows) + 1).repeat_interleave(lengths)
         cells[:, to] = torch.stack([self.tokens.starts[rows].repeat_interleave(lengths) + within, number, within])
+        source, which, position = sent(cells.view(3, packing.num_rows, packing.width), device)
         text, column = self._places(rows)
-        device = self.tokens.flat.device
-        source, which, position = sent(cells.view(3, num_rows, width), device)
-        there = sent(_filled_up(at_row[text], at_column[text] + column, places_to), device)
+        there = sent(_filled_up(packing.row[text], packing.column[text] + column, places_to), device)
         mask = (which > 0).long()
         ids = torch.where(which > 0, self.tokens.flat[source].long(), self.fill)
         return SpanBatch(ids, mask, there[0], there[1], there[2].bool(), which, position)

@@ -114,7 +114,8 @@ class TeachGraph:
         parts = distillation_loss(logits, self.teacher[rows], distiller.alpha_min, distiller.alpha_max)
         matrix_grads, vector_grad = weights.gradients(parts.loss)
         # In fp32 without a copy in fp32, and matrix by matrix, where the gradients lie, without joining them first.
-        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm([*matrix_grads, vector_grad], dtype=torch.float32)))
+        norms = [*torch._foreach_norm(matrix_grads, dtype=torch.float32), torch.linalg.vector_norm(vector_grad)]
+        norm = torch.linalg.vector_norm(torch.stack(norms))
         self.count.add_(1)
         factor, vectors = clip_factor(norm, distiller.clip_norm), weights.masters[1]
         everything = [*weights.matrices, (slice(weights.num_matrix, None), vectors, vectors)]

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 
 from fedecho.core.capture import Precision
+from fedecho.models import channel_ops
 from fedecho.simulation.executors.ray import check_address, check_ray
 
 ExecutorName = Literal["serial", "pool", "cuda", "ray"]
@@ -18,6 +19,8 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 SLOTS = 6
 """Clients at once on one GPU."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+WITHOUT_KERNELS = "without kernels"
+"""In a header: why torch's own operations took the place of kernels of ours."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +116,17 @@ class Execution:
         if self.on_gpu:
             told |= {"precision": self.precision, "deterministic": self.deterministic, "compiled": self.compiled}
             told["device"] = torch.cuda.get_device_name()
+            told |= {WITHOUT_KERNELS: channel_ops.FAULT} if channel_ops.FAULT else {}
         return told
+
+    def check_same_kernels(self, folder: Path, before: Mapping[str, Any]) -> None:
+        """``before`` is ``described`` in a run's header. Asked when all is put together: earlier it is not known."""
+        now = self.described()
+        if (WITHOUT_KERNELS in before) != (WITHOUT_KERNELS in now):
+            with_them = f"with kernels of ours, which are not right here ({now.get(WITHOUT_KERNELS)})"
+            without = f"without kernels of ours ({before.get(WITHOUT_KERNELS)}), which are right here"
+            told = with_them if WITHOUT_KERNELS in now else without
+            raise ValueError(f"{folder} was computed {told}: go on where it began, or use another folder")
 
 
 def as_before(before: Mapping[str, Any], executor: str | None = None) -> dict[str, Any]:

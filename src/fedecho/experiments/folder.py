@@ -19,6 +19,10 @@ PARTS = ("checkpoint-*.safetensors.part", "model.safetensors.part", "run.jsonl.p
 NO_LOCKS = {ENOLCK, ENOSYS, ENOTSUP}
 
 
+class FolderInUse(ConfigError):  # noqa: N818 (its name says it)
+    """Another process runs what is in this folder."""
+
+
 def check_folder(folder: Path, experiment: Experiment, resume: bool) -> None:
     """Is this the folder to begin, or to go on, with this experiment? Nothing is written before it is known."""
     if resume and is_finished(folder):
@@ -79,7 +83,7 @@ def _locked(path: Path, say: Callable[[str], None]) -> int:
             if error.errno != EAGAIN:
                 raise
             who = f"another process ({owner})" if owner.isdecimal() else "another process"
-            raise ConfigError(f"{path.parent} is in use by {who}: wait for it or stop it, or choose another folder") from None
+            raise FolderInUse(f"{path.parent} is in use by {who}: wait for it or stop it, or choose another folder") from None
         if _has_name(file, path):
             with suppress(OSError):  # for a person to read; a disk may be too full even for that
                 os.truncate(file, 0)

@@ -3,13 +3,14 @@
 import os
 import sys
 from collections.abc import Callable, Iterator, Set
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedecho.core.capture import Capturable, Forward, Precision, forward_of
 from fedecho.core.lanes import server_lane
@@ -25,7 +26,7 @@ from fedecho.experiments.experiment import Experiment
 from fedecho.learning.replayed import ReplayedSteps
 from fedecho.learning.trainer import Trainer
 from fedecho.models.fused import fused_inference
-from fedecho.models.kernel_check import without_kernels
+from fedecho.models.kernel_check import fault, norm_shapes, without_kernels
 from fedecho.models.row_norm import with_row_norm
 from fedecho.simulation.executors.bench import Bench
 from fedecho.simulation.executors.captured import Plan, batch_under_cursor, sgd_update, weighted_loss
@@ -58,13 +59,13 @@ class GpuParts:
         module = self.task.network(derive(experiment.seed, "network"))
         self.network: BoundNetwork = Layout.of(module).bind(module, self.device)
         self.one_by_one = _why_not(self.task, experiment, module)
-        if not self.one_by_one:
+        if not self.one_by_one and device.type == "cuda" and precision.dtype == torch.bfloat16:
             self._check_kernels()
         self._net = self._device_student() if serves and not self.one_by_one else None
         self._held = None if self._net is None else HeldModule(self._net).eval()
 
     def student(self) -> Student:
-        task, distiller = self.task, getattr(self.experiment.algorithm, "distiller", None)
+        task, distiller = self.task, self._distiller
         if self._net is None:
             return student_for(self.network, task, distiller, CHUNK)
         student = CapturedStudent(self.network, task.logits, task.num_unlabeled, CHUNK, self._net)
@@ -99,18 +100,25 @@ class GpuParts:
         return dict(self.task.evaluate(self._held))
 
     def _check_kernels(self) -> None:
-        if self.device.type != "cuda" or self.precision.dtype != torch.bfloat16:
-            return
-        if cause := without_kernels(self.device, self.experiment.local.batch_size):
+        task = self.task
+        assert isinstance(task, Capturable)  # noqa: S101 (for the type checker)
+        rows, draws = task.rows_of(0)[:1], task.draw(1, torch.Generator())
+        images, _ = task.pick(task.resident(), rows.to(self.device), draws.to(self.device))
+        sizes = {self.experiment.local.batch_size, *([] if self._distiller is None else [self._distiller.batch_size])}
+        shapes = norm_shapes(self.network.module, images, sizes)
+        if cause := without_kernels(self.device, shapes):
             self.say(f"BatchNorm is computed by torch's own operations, not by kernels of ours: {cause}")
+
+    @property
+    def _distiller(self) -> Any:
+        return getattr(self.experiment.algorithm, "distiller", None)
 
     def _device_student(self) -> DeviceStudent:
         task = self.task
         assert isinstance(task, Capturable)  # noqa: S101 (for the type checker)
-        size = getattr(getattr(self.experiment.algorithm, "distiller", None), "batch_size", 1)
         student = Student(self.network, self.task.logits, max(self.task.num_unlabeled, 1), CHUNK)
         forwards = Forwards(self._forward(training=True), self._forward(training=False), self._inference())
-        return DeviceStudent(student, task, forwards, self.precision, size)
+        return DeviceStudent(student, task, forwards, self.precision, getattr(self._distiller, "batch_size", 1))
 
     def _forward(self, training: bool) -> Forward:
         module = self.task.network(0)
@@ -174,7 +182,7 @@ def _shared_inference(description: str, precision: Precision, device: str, templ
 
 def forget_compiled() -> None:
     """What all runs of a process share is made anew: for who changes what it is made of."""
-    for shared in (_shared_forward, _shared_inference, without_kernels):
+    for shared in (_shared_forward, _shared_inference, fault):
         shared.cache_clear()
     torch._dynamo.reset()
 
@@ -233,6 +241,8 @@ def gpu_settings(precision: Precision, device: torch.device) -> Iterator[None]:
     """The settings for one run on a GPU, with the server on a lane of its own."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     before = (cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, matmul.allow_tf32)
+    # The fused kernels of attention add up their gradients in any order, and only warn of it.
+    attention = sdpa_kernel(SDPBackend.MATH) if precision.deterministic else nullcontext()
     strictly = torch.are_deterministic_algorithms_enabled()
     cudnn.benchmark, cudnn.deterministic = not precision.deterministic, precision.deterministic
     # By default torch rounds fp32 convolutions to the 10 bits of TF32. Who asks for fp32 gets fp32.
@@ -240,11 +250,10 @@ def gpu_settings(precision: Precision, device: torch.device) -> Iterator[None]:
     torch.use_deterministic_algorithms(precision.deterministic, warn_only=True)
     # Each method of a table has its own learning rates, which are compiled in: more than torch expects of one function.
     limits: Any = torch._dynamo.config
-    setattr(
-        limits, "recompile_limit" if hasattr(limits, "recompile_limit") else "cache_size_limit", 128
-    )  # torch 2.6 has the latter
+    name = "recompile_limit" if hasattr(limits, "recompile_limit") else "cache_size_limit"  # the latter in torch 2.6
+    setattr(limits, name, 128)
     try:
-        with server_lane(device):
+        with attention, server_lane(device):
             yield
     finally:
         cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, matmul.allow_tf32 = before

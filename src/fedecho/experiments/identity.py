@@ -21,7 +21,7 @@ from fedecho.experiments.summary import SUMMARY
 from fedecho.simulation.runtimes import ClientRuntimes
 from fedecho.version import __version__
 
-TEXT_LIBRARIES = ("transformers", "tokenizers", "peft")
+LIBRARIES = ("transformers", "tokenizers", "peft", "triton")
 MODEL_FILES = "model files"
 MOST_LISTED = 10_000
 """Above so many clients a header does not name each of them."""
@@ -105,8 +105,8 @@ def notes_of(task: Any) -> dict[str, str]:
 
 
 def software() -> dict[str, str]:
-    """Versions of all that may change a number; the text libraries where they were used."""
-    used = {name: sys.modules[name].__version__ for name in TEXT_LIBRARIES if name in sys.modules}
+    """Versions of all that may change a number; of some libraries, where they were used."""
+    used = {name: sys.modules[name].__version__ for name in LIBRARIES if name in sys.modules}
     return {
         "fedecho": __version__,
         "python": platform.python_version(),

@@ -66,7 +66,7 @@ class PaperTable:
     names_stand_ins: bool = False
 
     def cells(self, seeds: tuple[int, ...]) -> Iterator[Cell]:
-        """Of a model that is not trained, for the first seed only: there is nothing random in it."""
+        """Of a model that is not trained, for the first seed only: it is the same for all."""
         for seed in seeds:
             for column in self.columns:
                 for row in self.rows:

@@ -164,6 +164,7 @@ class _Run:
         if self.folder is None:
             self.record = Record.in_memory(runtimes, every)
         elif resume:
+            execution.check_same_kernels(self.folder, read_header(self.folder)["execution"])
             mark = self._restore(say)
             if mark is None:
                 say(f"there is no checkpoint in {self.folder} yet: the run begins anew")

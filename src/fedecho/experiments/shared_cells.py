@@ -1,6 +1,7 @@
 """A run serves every table that it belongs in: cells that are the same experiment share one result."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 
 from fedecho.experiments.experiment import Experiment
@@ -13,7 +14,11 @@ TABLES = VISION_TABLES | TEXT_TABLES
 
 @cache
 def first_of(cell: Cell) -> Cell:
-    """The first cell in the order of the tables that is the same experiment; under its name the result is kept."""
+    """The first cell in the order of the tables that is the same experiment; under its name the result is kept.
+
+    In a model that is not trained there is nothing random: that of seed 0 is that of all.
+    """
+    cell = replace(cell, seed=0) if cell.row.untrained else cell
     return next((other for other in _alike(cell) if _same(other, cell)), cell)
 
 

@@ -1,22 +1,17 @@
 """BatchNorm's sums and maps on a GPU, in Triton. Pixels are rows of channels, as channels-last memory has them.
 
-Compiled code cuts such a sum into many small blocks (1,600 for 50 x 32 x 32 pixels of 64 channels); here a block of threads
-takes several times as many pixels. Each leaves partial sums of its own, so that the order of adding is always the same.
+A block of threads takes many rows and leaves partial sums of its own, so that the order of adding is always the same.
 """
-
-from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-TILE, WARPS = 2048, 4
-"""Values that a block reads at once: two loads of 16 bytes for each of its 128 threads."""
-MAP_TILE, MAP_WARPS = 2048, 4
-"""Values that a block maps: two loads of 16 bytes for each of its 128 threads."""
-LEAST_TILES, MOST_BLOCKS = 2, 132
-"""About a block for each processor of a Hopper card (timed there at ResNet-18's four sizes)."""
+from fedecho.models.channel_ops import TILE
+
+WARPS = 4
+"""128 threads: each loads 16 bytes twice for a tile."""
 
 
 @triton.jit
@@ -85,7 +80,7 @@ def _normalised(
     if EXTRA:
         values += tl.load(extra + places, mask=inside, other=0.0).to(tl.float32)
     if RECTIFY:
-        values = tl.maximum(values, 0.0)
+        values = tl.where(values < 0, 0.0, values)  # NaN stays NaN, which a maximum would make 0
     tl.store(y + places, values.to(y.dtype.element_ty), mask=inside)
 
 
@@ -120,70 +115,54 @@ def _input_gradient(
     tl.store(d_x + places, (upstream * slope + weight * through).to(d_x.dtype.element_ty), mask=inside[:, None])
 
 
-class Cut(NamedTuple):
-    """How the rows of pixels are shared out among blocks."""
-
-    blocks: int
-    tiles: int
-    rows: int
-
-
-def cut(num_rows: int, num_channels: int) -> Cut:
-    rows = max(1, TILE // num_channels)
-    num_tiles = triton.cdiv(num_rows, rows)
-    tiles = max(LEAST_TILES, triton.cdiv(num_tiles, MOST_BLOCKS))
-    return Cut(triton.cdiv(num_tiles, tiles), tiles, rows)
-
-
-def _partial(x: Tensor) -> tuple[Tensor, Tensor]:
-    num, channels, height, width = x.shape
-    shape = (cut(num * height * width, channels).blocks, channels)
+def _partial(x: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
+    shape = (blocks, x.shape[1])
     return x.new_empty(shape, dtype=torch.float32), x.new_empty(shape, dtype=torch.float32)
 
 
+# How the rows are cut is an argument, so that a compiled graph, and a compiler's cache of it, knows the shape of what comes out.
 @torch.library.custom_op("fedecho::channel_sums", mutates_args=())
-def channel_sums(x: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+def channel_sums(x: Tensor, share: Tensor, blocks: int, tiles: int, rows: int) -> tuple[Tensor, Tensor]:
     """Each block's sums of share x and of share x^2 over its pixels: [blocks, channels] each. ``share`` is one number an image."""
     num, channels, height, width = x.shape
-    blocks, tiles, rows = cut(num * height * width, channels)
-    (first, second), pixels = _partial(x), height * width
-    lasting = x.contiguous(memory_format=torch.channels_last)
-    _sums[(blocks,)](
-        lasting, share, first, second, num * pixels, IMAGE=pixels, TILES=tiles, ROWS=rows, C=channels, num_warps=WARPS
-    )
+    (first, second), pixels = _partial(x, blocks), height * width
+    sizes = {"IMAGE": pixels, "TILES": tiles, "ROWS": rows, "C": channels}
+    _sums[(blocks,)](_lasting(x), _each(share, num), first, second, num * pixels, **sizes, num_warps=WARPS)
     return first, second
 
 
 @channel_sums.register_fake
-def _(x: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
-    return _partial(x)
+def _(x: Tensor, share: Tensor, blocks: int, tiles: int, rows: int) -> tuple[Tensor, Tensor]:
+    return _partial(x, blocks)
 
 
 @torch.library.custom_op("fedecho::channel_gradient_sums", mutates_args=())
-def channel_gradient_sums(grad: Tensor, x: Tensor, scale: Tensor, shift: Tensor, rectify: bool) -> tuple[Tensor, Tensor]:
+def channel_gradient_sums(
+    grad: Tensor, x: Tensor, scale: Tensor, shift: Tensor, rectify: bool, blocks: int, tiles: int, rows: int
+) -> tuple[Tensor, Tensor]:
     """Each block's sums of grad and of grad x, of the pixels that a ReLU behind scale x + shift lets through (or of all)."""
-    num, channels, height, width = x.shape
-    blocks, tiles, rows = cut(num * height * width, channels)
-    first, second = _partial(x)
-    upstream, values = _lasting(grad), _lasting(x)
-    sizes = {"RECTIFY": rectify, "TILES": tiles, "ROWS": rows, "C": channels}
-    _gradient_sums[(blocks,)](upstream, values, scale, shift, first, second, num * height * width, **sizes, num_warps=WARPS)
+    first, second = _partial(x, blocks)
+    vectors, num_rows = (scale.contiguous(), shift.contiguous()), x.numel() // x.shape[1]
+    sizes = {"RECTIFY": rectify, "TILES": tiles, "ROWS": rows, "C": x.shape[1]}
+    _gradient_sums[(blocks,)](_lasting(grad), _lasting(x), *vectors, first, second, num_rows, **sizes, num_warps=WARPS)
     return first, second
 
 
 @channel_gradient_sums.register_fake
-def _(grad: Tensor, x: Tensor, scale: Tensor, shift: Tensor, rectify: bool) -> tuple[Tensor, Tensor]:
-    return _partial(x)
+def _(
+    grad: Tensor, x: Tensor, scale: Tensor, shift: Tensor, rectify: bool, blocks: int, tiles: int, rows: int
+) -> tuple[Tensor, Tensor]:
+    return _partial(x, blocks)
 
 
 @torch.library.custom_op("fedecho::channel_normalised", mutates_args=())
 def channel_normalised(x: Tensor, scale: Tensor, shift: Tensor, extra: Tensor | None, rectify: bool) -> Tensor:
     """scale x + shift, or relu of it, or relu of it and ``extra``."""
     values, y = _lasting(x), torch.empty_like(x, memory_format=torch.channels_last)
-    num_rows, rows = x.numel() // x.shape[1], max(1, MAP_TILE // x.shape[1])
-    more = values if extra is None else _lasting(extra)
+    num_rows, rows = x.numel() // x.shape[1], max(1, TILE // x.shape[1])
+    vectors, more = (scale.contiguous(), shift.contiguous()), values if extra is None else _lasting(extra)
     sizes = {"EXTRA": extra is not None, "RECTIFY": rectify, "ROWS": rows, "C": x.shape[1]}
-    _normalised[(triton.cdiv(num_rows, rows),)](values, scale, shift, more, y, num_rows, **sizes, num_warps=MAP_WARPS)
+    _normalised[(triton.cdiv(num_rows, rows),)](values, *vectors, more, y, num_rows, **sizes, num_warps=WARPS)
     return y
 
 
@@ -198,11 +177,11 @@ def channel_input_gradient(
 ) -> Tensor:
     """The gradient of x, see ``channel_ops.input_gradient``."""
     num, channels, height, width = x.shape
-    num_rows, rows = num * height * width, max(1, MAP_TILE // channels)
+    num_rows, rows = num * height * width, max(1, TILE // channels)
     upstream, values, d_x = _lasting(grad), _lasting(x), torch.empty_like(x, memory_format=torch.channels_last)
-    vectors = (scale, shift, share, d_mean, d_variance)
+    vectors = [each.contiguous() for each in (scale, shift, _each(share, num), d_mean, d_variance)]
     sizes = {"RECTIFY": rectify, "IMAGE": height * width, "ROWS": rows, "C": channels}
-    _input_gradient[(triton.cdiv(num_rows, rows),)](upstream, values, *vectors, d_x, num_rows, **sizes, num_warps=MAP_WARPS)
+    _input_gradient[(triton.cdiv(num_rows, rows),)](upstream, values, *vectors, d_x, num_rows, **sizes, num_warps=WARPS)
     return d_x
 
 
@@ -215,3 +194,8 @@ def _(
 
 def _lasting(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last)
+
+
+def _each(share: Tensor, num: int) -> Tensor:
+    """A number for every image, one behind the other, of one that may stand for all."""
+    return share.expand(num).contiguous()

@@ -4,13 +4,20 @@ By torch, or by kernels of our own (``channel_kernels``) where ``KERNELS`` names
 """
 
 from importlib.util import find_spec
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 KERNELS: dict[str, int] = {"sums": 8, "maps": 128}
 """Of "sums" and "maps": the least number of channels for which each is used."""
+FAULT = ""
+"""Why none of them is used in this process (``kernel_check`` found it); empty while they are."""
 HAS_TRITON = find_spec("triton") is not None
+TILE = 2048
+"""Values that a block of threads reads at once."""
+LEAST_TILES, MOST_BLOCKS = 2, 132
+"""A Hopper card has 132 processors: about a block for each."""
 PIXELS = (0, 2, 3)
 """All that a channel's sums are over."""
 MOST_VALUES = 2**31
@@ -22,7 +29,7 @@ def sums(x: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
     if _by_kernel("sums", x):
         from fedecho.models.channel_kernels import channel_sums
 
-        first, second = channel_sums(x, share)
+        first, second = channel_sums(x, share, *cut(x))
         return first.sum(dim=0), second.sum(dim=0)
     wide, by_row = x.float(), share[:, None, None, None]
     return (wide * by_row).sum(dim=PIXELS), (wide * wide * by_row).sum(dim=PIXELS)
@@ -33,7 +40,7 @@ def gradient_sums(grad: Tensor, x: Tensor, scale: Tensor, shift: Tensor, rectify
     if _by_kernel("sums", x):
         from fedecho.models.channel_kernels import channel_gradient_sums
 
-        first, second = channel_gradient_sums(grad, x, scale, shift, rectify)
+        first, second = channel_gradient_sums(grad, x, scale, shift, rectify, *cut(x))
         return first.sum(dim=0), second.sum(dim=0)
     high = _let_through(grad, x, scale, shift, rectify).float()
     return high.sum(dim=PIXELS), (high * x.float()).sum(dim=PIXELS)
@@ -71,8 +78,27 @@ def _let_through(grad: Tensor, x: Tensor, scale: Tensor, shift: Tensor, rectify:
     return grad if is_open is None else torch.where(is_open, grad, 0.0)
 
 
+class Cut(NamedTuple):
+    """How the rows of pixels are shared out: each of ``blocks`` takes ``tiles`` of ``rows``."""
+
+    blocks: int
+    tiles: int
+    rows: int
+
+
+def cut(x: Tensor) -> Cut:
+    """
+    >>> cut(torch.empty(50, 64, 32, 32, device="meta"))
+    Cut(blocks=124, tiles=13, rows=32)
+    """
+    rows = max(1, TILE // x.shape[1])
+    num_tiles = -(-x.shape[0] * x.shape[2] * x.shape[3] // rows)
+    tiles = max(LEAST_TILES, -(-num_tiles // MOST_BLOCKS))
+    return Cut(-(-num_tiles // tiles), tiles, rows)
+
+
 def _by_kernel(which: str, x: Tensor) -> bool:
-    return which in KERNELS and KERNELS[which] <= x.shape[1] and HAS_TRITON and suits_kernels(x)
+    return not FAULT and which in KERNELS and KERNELS[which] <= x.shape[1] and HAS_TRITON and suits_kernels(x)
 
 
 def suits_kernels(x: Tensor) -> bool:

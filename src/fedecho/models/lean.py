@@ -1,4 +1,4 @@
-"""A language model that trains adapters in low precision, with less traffic through memory, which such a step is bound by.
+"""A language model that trains adapters in low precision, with less traffic through memory.
 
 transformers' RMSNorm passes everything through float32 in eight little kernels; one does the same, but for rounding. peft takes
 the adapters' inputs to float32, from where autocast takes them back to the same bits.

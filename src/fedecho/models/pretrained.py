@@ -18,7 +18,7 @@ TYPES = "token_type_ids"
 OFFSET = ("roberta", "xlm-roberta", "camembert", "mpnet", "longformer")
 """Models that number positions from the padding token's number plus one on, and so take that many tokens fewer."""
 PACKING = ("llama", "qwen2", "qwen3")
-"""Models known to look at nothing but that mask and those positions (tests/tasks/test_few_shapes.py)."""
+"""Models known to keep apart several texts in a row, given positions and a mask that do (tests/tasks/test_few_shapes.py)."""
 
 
 def library(name: str) -> Any:
@@ -104,7 +104,7 @@ def longest(folder: Path, tokenizer: Any) -> int:
 
 
 def packs(folder: Path) -> bool:
-    """Does this language model keep apart several texts in a row, given a mask and positions that do?"""
+    """Can several texts share a row of this language model?"""
     config = _config(folder)
     everywhere = {"full_attention"} >= set(getattr(config, "layer_types", None) or ())
     return config.model_type in PACKING and everywhere and getattr(config, "sliding_window", None) is None

@@ -99,11 +99,13 @@ class MathInstructTask:
 
     def batch(self, client: int, rows: Tensor, generator: torch.Generator) -> SpanBatch:
         mine = torch.from_numpy(self._parts[client])[rows]
+        spans, room = self._train_spans, self._room
         if not self.few_shapes:
-            return self._train_spans.batch(mine)
-        if self._packs:
-            return self._train_spans.packed(mine, To(WIDTH_TO, most=self._room), To(ROWS_TO), To(PLACES_TO))
-        return self._train_spans.batch(mine, To(TOKENS_TO, most=self._room, spare=1), To(PLACES_TO))
+            return spans.batch(mine)
+        tokens_to, places_to = To(TOKENS_TO, most=room, spare=1), To(PLACES_TO)
+        if not self._packs:
+            return spans.batch(mine, tokens_to, places_to)
+        return spans.in_few_shapes(mine, tokens_to, To(WIDTH_TO, most=room), To(ROWS_TO), places_to)
 
     def loss(self, module: nn.Module, batch: SpanBatch) -> Tensor:
         return cross_entropy(self._logits(module, batch), batch.targets)
