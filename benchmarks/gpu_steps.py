@@ -19,7 +19,6 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from benchmarks.arguments import at_least_one, listed, need_gpu, positive
 from benchmarks.kept import keep
@@ -62,8 +61,8 @@ class NoiseTask(CifarTask):
         return as_parts(np.arange(CLIENT_IMAGES * NUM_CLIENTS).reshape(NUM_CLIENTS, CLIENT_IMAGES))
 
     @cached_property
-    def _unlabeled_set(self) -> tuple[Tensor, str]:
-        return self._ready(noise(self.num_unlabeled).pixels), "noise"
+    def _unlabeled_images(self) -> Images:
+        return noise(self.num_unlabeled)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ ALLOWED: dict[str, set[str]] = {
     "distill": {"core"},
     "learning": {"core"},
     "data": {"core"},
-    "models": set(),
+    "models": {"core"},
     "algorithms": {"core", "distill", "learning"},
     "tasks": {"core", "data", "models"},
     "simulation": {"core", "learning"},

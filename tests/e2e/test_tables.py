@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from fedecho.cli import app
 from fedecho.cli.tables import TABLES
+from fedecho.experiments.config import to_config
 from fedecho.experiments.folder import owned
 from fedecho.experiments.shared_cells import first_of
 from fedecho.report.paper_tables import as_text, figure_of
@@ -94,6 +95,9 @@ def test_a_cell_that_diverges_is_kept_as_such_and_not_tried_again(small_table: l
     rows = list(csv.reader(io.StringIO(fedecho(*wild, "--format", "csv"))))
     assert next(row for row in rows if row[0] == "FedEcho (CIFAR-100)")[1:3] == ["diverged", "1"]
     assert kept.stat().st_mtime_ns == before
+    assert "was made with other settings (local.client_lr is 3e+38 there and 0.03 here)" in fedecho(*small_table, code=2)
+    result["config"]["local"]["client_lr"] = 0.03
+    kept.write_text(json.dumps(result))
     rows = list(csv.reader(io.StringIO(fedecho(*small_table, "--format", "csv"))))
     mine = next(row for row in rows if row[0] == "FedEcho (CIFAR-100)")
     assert re.fullmatch(r"\d+\.\d\d \(1 diverged\)", mine[1])
@@ -117,6 +121,7 @@ def test_a_dry_run_counts_by_versions_and_what_is_not_trained_apart(
     ):
         kept = json.loads((ROOT / "results" / "cifar10" / "fedbuff-large-dir-0.1-seed0.json").read_text())
         kept["summary"] |= {"num_versions": num_versions, "real_s": real_s}
+        kept["config"] = to_config(next(cell for cell in TABLES[name].cells((0,)) if cell.slug == cell_slug).experiment())
         target = tmp_path / "mine" / name / f"{cell_slug}.json"
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(json.dumps(kept))
@@ -125,10 +130,19 @@ def test_a_dry_run_counts_by_versions_and_what_is_not_trained_apart(
     said = fedecho("table", "gsm8k", "--only", "versions-seed", "--results", "mine", "--dry-run")
     assert "fedbuff-smollm2-135m-45-versions-seed0  90 s" in said
     assert "ca2fl-smollm2-135m-5-versions-seed0  ?" in said
-    assert "before-training-qwen2.5-1.5b-5-versions-seed0  60 s" in said
+    assert "before-training-qwen2.5-1.5b-5-versions-seed0  ?" in said, "which is another model"
     assert said.count("before-training") == 1, "the versions of a column do not matter"
+    assert "cells to run: 5 min by the times of earlier runs (NVIDIA H200), " in said
     said = fedecho("table", "gsm8k", "--only", "before", "--seeds", "1,2", "--results", "mine", "--dry-run")
     assert said.count("before-training") == 1, "nor does the seed: there is nothing random in it"
+
+
+def test_words_pick_rows_as_well_as_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    words = ("table", "cifar10", "--show", "--only", "large-dir-0.1", "--format", "csv")
+    rows = list(csv.reader(io.StringIO(fedecho(*words, "--only", "fedecho"))))
+    assert [row[0] for row in rows] == ["method", "FedEcho (CIFAR-100)", "FedEcho (STL10)", "FedEcho (synthetic)"]
+    assert "must be one of serial" in fedecho("table", "cifar10", "--dry-run", "--executor", "nonsense", code=2)
 
 
 def test_a_run_serves_every_table_it_belongs_in(small_table: list[str], tmp_path: Path) -> None:

@@ -177,7 +177,9 @@ def test_tables_name_every_stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         only = ["--only", row, "--only", "smollm2-135m-5-versions"]
         made = CliRunner().invoke(app, ["table", "gsm8k", *only, *words, *settings])
         assert made.exit_code == 0, made.output
-    shown = CliRunner().invoke(app, ["table", "gsm8k", "--only", "5-versions", *words, "--show", "--format", "csv"]).stdout
+    look = ["table", "gsm8k", "--only", "smollm2-135m-5-versions", *words, "--show", "--format", "csv"]
+    assert "was made with other settings" in CliRunner().invoke(app, look).stderr
+    shown = CliRunner().invoke(app, [*look, *settings]).stdout
     lines = {line.split(",")[0]: line for line in shown.splitlines()}
     for row, paper in (("before training", "42.38"), ("FedBuff", "52.08")):
         assert f",1,{paper},tiny-llama in place of Qwen2.5-1.5B-Instruct; gsm8k-train in place of MathInstruct" in lines[row]
@@ -188,7 +190,7 @@ def test_tables_name_every_stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     kept = json.loads((tmp_path / "mine" / "gsm8k" / "before-training-smollm2-135m-5-versions-seed0.json").read_text())
     assert kept["summary"]["num_versions"] == 0
     assert kept["evaluations"][0]["accuracy"] == kept["summary"]["last10_accuracy"]
-    text = CliRunner().invoke(app, ["table", "gsm8k", "--only", "smollm2-135m-5", *words, "--show"]).stdout
+    text = CliRunner().invoke(app, ["table", "gsm8k", "--only", "smollm2-135m-5", *words, *settings, "--show"]).stdout
     assert "prompt: " in text
 
 

@@ -44,6 +44,7 @@ from fedecho.report.paper_tables import as_csv, as_markdown, as_text, lines_of, 
 from fedecho.report.progress import LiveProgress
 
 RESULTS = Path("results")
+OUR_SEEDS = (0, 1, 2)
 WIDE = 160
 
 
@@ -52,7 +53,7 @@ def table(
     only: Annotated[
         list[str] | None, typer.Option("--only", help="Cells with this word in their name; may be repeated.")
     ] = None,
-    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0,1,2",
+    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = ",".join(map(str, OUR_SEEDS)),
     settings: Settings = None,
     executor: ExecutorOption = "cuda",
     workers: WorkersOption = None,
@@ -78,7 +79,7 @@ def table(
             raise ConfigError(f"unknown table {name!r}: it must be one of {', '.join(TABLES)}")
         if form not in ("text", "markdown", "csv"):
             raise ConfigError(f"--format must be text, markdown or csv, got {form!r}")
-        paper, chosen = TABLES[name], numbers(seeds, "--seeds")
+        paper, chosen = replace(TABLES[name], own=tuple(settings or ())), numbers(seeds, "--seeds")
         cells = [cell for cell in paper.cells(chosen) if all(word.lower() in cell.slug for word in only or ())]
         if not cells:
             raise ConfigError(f"no cell of {name} has {' and '.join(only or ())} in its name; `--dry-run` lists them")
@@ -86,16 +87,18 @@ def table(
         for cell in cells:
             if read_result(results, cell) is None:
                 missing.setdefault(first_of(cell), cell)
+        options = execution_options(executor, workers, precision, deterministic, device, address)
+        Execution(**options)  # says what is wrong with them
         if dry_run:
             _announce(paper, list(missing.values()), results, chosen)
             return
         if missing and not show:
             usable(results)
-            options = execution_options(executor, workers, precision, deterministic, device, address)
-            _run(list(missing.values()), results, runs, options, tuple(settings or ()))
-        labels = {cell.column.label for cell in cells}
-        columns = tuple(column for column in paper.columns if column.label in labels)
-        _show(replace(paper, columns=columns), results, chosen, form)
+            _run(list(missing.values()), results, runs, options)
+        labels = {cell.row.label for cell in cells}, {cell.column.label for cell in cells}
+        rows = tuple(row for row in paper.rows if row.label in labels[0])
+        columns = tuple(column for column in paper.columns if column.label in labels[1])
+        _show(replace(paper, rows=rows, columns=columns), results, chosen, form)
 
 
 def cost(
@@ -125,37 +128,47 @@ def cost(
 
 
 def _announce(paper: PaperTable, missing: list[Cell], results: Path, seeds: tuple[int, ...]) -> None:
-    known = _times(paper, results, seeds)
+    methods = {cell.row.algorithm for cell in missing}
+    rows = tuple(row for row in paper.rows if row.algorithm in methods)
+    known, places = _times(replace(paper, rows=rows), results, seeds)
     total, unknown = 0.0, 0
     for cell in missing:
-        rate = known.get((cell.row.algorithm, cell.row.untrained))
+        rate = known.get(_kind(cell))
         guess = None if rate is None else rate * (1 if cell.row.untrained else cell.experiment().num_versions)
         total, unknown = total + (guess or 0.0), unknown + (guess is None)
         out.print(f"{cell.slug}  {'?' if guess is None else f'{guess:.0f} s'}", soft_wrap=True, highlight=False)
-    more = f", and {unknown} of unknown length" if unknown else ""
-    out.print(f"{len(missing)} cells to run: {total / 60:.0f} minutes by the times of earlier runs{more}", soft_wrap=True)
+    told = f"{len(missing)} cell{'' if len(missing) == 1 else 's'} to run"
+    if unknown < len(missing):
+        told += f": {total / 60:.0f} min by the times of earlier runs ({', '.join(places)})"
+    out.print(told + (f", {unknown} of unknown length" if unknown else ""), soft_wrap=True)
 
 
-def _times(paper: PaperTable, results: Path, seeds: tuple[int, ...]) -> dict[tuple[str, bool], float]:
-    """Real seconds a version by method, and of an evaluation without training, from what has run."""
-    seen: dict[tuple[str, bool], list[float]] = {}
-    for cell in paper.cells(seeds):
+def _times(paper: PaperTable, results: Path, seeds: tuple[int, ...]) -> tuple[dict[Any, float], list[str]]:
+    """Real seconds a version, or of an evaluation without training, by kind of cell, from what has run; and where it ran."""
+    seen: dict[Any, list[float]] = {}
+    places: set[str] = set()
+    for cell in paper.cells(tuple(sorted({*seeds, *OUR_SEEDS}))):
         found: CellResult | None = read_result(results, cell)
         if found is not None and not found.diverged:
-            length = found.summary["num_versions"] or 1
-            seen.setdefault((cell.row.algorithm, cell.row.untrained), []).append(found.summary["real_s"] / length)
-    return {name: fmean(times) for name, times in seen.items()}
+            seen.setdefault(_kind(cell), []).append(found.summary["real_s"] / (found.summary["num_versions"] or 1))
+            places.add(found.execution.get("device", "CPU"))
+    return {kind: fmean(times) for kind, times in seen.items()}, sorted(places)
 
 
-def _run(missing: list[Cell], results: Path, runs: Path, options: dict[str, Any], extra: tuple[str, ...]) -> None:
+def _kind(cell: Cell) -> tuple[str, bool, str]:
+    """What a time depends on most."""
+    return cell.row.algorithm, cell.row.untrained, getattr(cell.experiment().task, "model", "")
+
+
+def _run(missing: list[Cell], results: Path, runs: Path, options: dict[str, Any]) -> None:
     with LiveProgress(err) as progress:
         for cell in missing:
             if read_result(results, cell) is not None:  # another process was quicker
                 continue
-            state, folder = RunState(cell.experiment(extra).num_versions), run_folder(runs, cell)
+            state, folder = RunState(cell.experiment().num_versions), run_folder(runs, cell)
             watch = Following(folder, state, partial(progress.update, cell.slug))
             try:
-                run_cell(cell, results=results, runs=runs, options=options, extra=extra, watch=watch, say=say)
+                run_cell(cell, results=results, runs=runs, options=options, watch=watch, say=say)
             except FolderInUse as error:
                 say(f"{cell.slug} is passed over: {error}")
 

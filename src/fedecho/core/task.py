@@ -1,7 +1,7 @@
 """``Task``: what is learnt. The one protocol a user implements to bring data and a model."""
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -47,5 +47,17 @@ class Task(Protocol):
 
         ``accuracy_class_0``, ``accuracy_class_1``, ... are shown by class in the report, and so is what an optional
         method ``label_counts(client) -> {class: number of examples}`` says of who holds which.
+        """
+        ...
+
+
+@runtime_checkable
+class HasInputs(Protocol):
+    """A task that reads files, where a mistake in any of them should be found before the first client trains."""
+
+    def inputs(self, unlabeled: bool) -> Mapping[str, str]:
+        """Reads and checks all that a run needs, U too if ``unlabeled``: a digest of each part, by its name.
+
+        They stand in the run's record, and a run that goes on must find them again.
         """
         ...

@@ -1,6 +1,6 @@
 """The composition root: the one place where an experiment's parts meet."""
 
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any
@@ -13,7 +13,7 @@ from fedecho.core.algorithm import demands
 from fedecho.core.layout import BoundNetwork, Layout
 from fedecho.core.rng import derive
 from fedecho.core.server import Server
-from fedecho.core.task import Task
+from fedecho.core.task import HasInputs, Task
 from fedecho.core.types import GlobalModel, Weights
 from fedecho.distill.distiller import Distiller
 from fedecho.distill.student import Student
@@ -57,6 +57,8 @@ class Simulation:
     evaluate_weights: Callable[[Weights], dict[str, float]]
     execution: Execution = field(default_factory=Execution)
     """With what was found out when its workers were started."""
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    """What was read, by name: its digest."""
 
     def evaluate(self) -> dict[str, float]:
         """The task's scores of the current model."""
@@ -79,6 +81,7 @@ def assembled(
             yield simulation
         return
     network = bound_network(experiment.task, experiment.seed)
+    inputs = inputs_of(experiment, experiment.task)
     runtimes = _runtimes(experiment)
     student = student_of(experiment, lambda: student_for(network, experiment.task, distiller_of(experiment)))
     server = server_of(experiment, network, student)
@@ -86,7 +89,8 @@ def assembled(
     try:
         sent = sent_by(experiment, network.layout, network.weights.params.device)
         transport, evaluate = _transport(experiment, runner, runtimes, sent), _evaluation(experiment.task, network)
-        yield Simulation(experiment, server, transport, runtimes, network.layout, evaluate, settled(execution, runner))
+        ran_on = settled(execution, runner)
+        yield Simulation(experiment, server, transport, runtimes, network.layout, evaluate, ran_on, inputs)
     finally:
         runner.close()
 
@@ -102,6 +106,7 @@ def _on_gpu(experiment: Experiment, execution: Execution, say: Callable[[str], N
     precision, device = execution.arithmetic, the_gpu()
     with gpu_settings(precision, device):
         parts = GpuParts(experiment, precision, device, say)
+        inputs = inputs_of(experiment, parts.task)
         if parts.one_by_one:
             say(f"clients train one after another, in captured steps: {parts.one_by_one}")
         runtimes = _runtimes(experiment)
@@ -114,7 +119,8 @@ def _on_gpu(experiment: Experiment, execution: Execution, say: Callable[[str], N
             runner = crew_of(execution, make, layout, wanted, say, device)
         try:
             transport = _transport(experiment, runner, runtimes, sent_by(experiment, layout, device))
-            yield Simulation(experiment, server, transport, runtimes, layout, parts.evaluate, settled(execution, runner))
+            ran_on = settled(execution, runner)
+            yield Simulation(experiment, server, transport, runtimes, layout, parts.evaluate, ran_on, inputs)
         finally:
             runner.close()
 
@@ -124,6 +130,11 @@ def _runtimes(experiment: Experiment) -> ClientRuntimes:
     sizes = np.fromiter((task.num_examples(client) for client in range(task.num_clients)), np.int64, task.num_clients)
     runtimes = experiment.runtimes.assign(sizes, experiment.seed)
     return FloodedRuntimes(runtimes, attackers_of(experiment)) if experiment.attack.kind == "flood" else runtimes
+
+
+def inputs_of(experiment: Experiment, task: Task) -> Mapping[str, str]:
+    """All that ``task``, the experiment's, wherever it is placed, reads: read now, so that nothing is found wrong late."""
+    return task.inputs(distiller_of(experiment) is not None) if isinstance(task, HasInputs) else {}
 
 
 def distiller_of(experiment: Experiment) -> Distiller | None:

@@ -3,6 +3,7 @@
 import platform
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import is_dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 
 from fedecho.core.types import Weights
-from fedecho.experiments.build import Simulation
+from fedecho.experiments.build import Simulation, inputs_of
 from fedecho.experiments.config import ConfigError, differences, from_config, to_config
 from fedecho.experiments.described import described
 from fedecho.experiments.experiment import Experiment
@@ -41,6 +42,7 @@ def check_same(folder: Path, experiment: Experiment) -> None:
         raise ConfigError(f"{folder} holds a run of another configuration: {'; '.join(found[:3])}")
     _check_model(folder, (header.get("notes") or {}).get(MODEL_FILES), experiment.task)
     _check_trace(folder, experiment, header)
+    _check_inputs(folder, experiment, header.get("inputs"))
 
 
 def _check_model(folder: Path, began_with: str | None, task: Any) -> None:
@@ -62,6 +64,18 @@ def _check_trace(folder: Path, experiment: Experiment, header: Line) -> None:
             f"the trace {experiment.runtimes.trace} has changed since the run in {folder} began (its sha256 was {before[:12]}...): "
             "put the old one back, or start in a new folder"
         )
+
+
+def _check_inputs(folder: Path, experiment: Experiment, before: Mapping[str, str] | None) -> None:
+    """A file of the same name may hold other data by now."""
+    now = inputs_of(experiment, experiment.task) if before else {}
+    for name, digest in (before or {}).items():
+        if now.get(name) != digest:
+            became = "is not what is read now" if name not in now else "has changed"
+            raise ConfigError(
+                f"{name} {became} since the run in {folder} began (its sha256 was {digest[:12]}...): "
+                "put the old data back, or start in a new folder"
+            )
 
 
 def trace_digest(experiment: Experiment) -> str | None:
@@ -134,6 +148,7 @@ def header_of(simulation: Simulation, config: Line | None, execution: Line) -> L
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "num_params": simulation.layout.num_params,
         "num_unlabeled": task.num_unlabeled,
+        "inputs": dict(simulation.inputs),
         "notes": notes_of(task),
         **({"record_every": every} if every > 1 else {}),
         "clients": _clients(task, simulation.runtimes),

@@ -30,21 +30,22 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """One experiment of a table with one seed."""
+    """One experiment of a table with one seed, and with a user's own settings on top."""
 
     table: str
     row: Row
     column: Column
     seed: int
     recipe: str
+    own: Settings = ()
 
     @property
     def slug(self) -> str:
         words = f"{self.row.label} {self.column.label} seed{self.seed}".lower()
         return "-".join("".join(c if c.isalnum() or c in ".=" else " " for c in words).split())
 
-    def experiment(self, extra: Settings = ()) -> Experiment:
-        settings = (*self.column.settings, *self.row.settings, *extra)
+    def experiment(self) -> Experiment:
+        settings = (*self.column.settings, *self.row.settings, *self.own)
         return load(self.recipe, algorithm=self.row.algorithm, seed=self.seed, settings=settings)
 
 
@@ -64,6 +65,10 @@ class PaperTable:
     values: Values
     scores: tuple[tuple[str, str], ...] = ()
     names_stand_ins: bool = False
+    own: Settings = ()
+
+    def cell(self, row: Row, column: Column, seed: int) -> Cell:
+        return Cell(self.name, row, column, seed, self.recipe, self.own)
 
     def cells(self, seeds: tuple[int, ...]) -> Iterator[Cell]:
         """Of a model that is not trained, for the first seed only: it is the same for all."""
@@ -71,7 +76,7 @@ class PaperTable:
             for column in self.columns:
                 for row in self.rows:
                     if seed == seeds[0] or not row.untrained:
-                        yield Cell(self.name, row, column, seed, self.recipe)
+                        yield self.cell(row, column, seed)
 
 
 def _echo(label: str, unlabeled: str) -> Row:

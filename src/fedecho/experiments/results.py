@@ -12,10 +12,11 @@ from typing import Any
 
 from fedecho.core.checkpoint import write_atomically
 from fedecho.experiments.build import assembled, one_thread
+from fedecho.experiments.config import ConfigError, differences, to_config
 from fedecho.experiments.execution import Execution, check_same_arithmetic
 from fedecho.experiments.experiment import Experiment
 from fedecho.experiments.identity import check_same, config_of, header_of, is_finished, notes_of
-from fedecho.experiments.paper import Cell, Settings
+from fedecho.experiments.paper import Cell
 from fedecho.experiments.record import RECORD, Line, read_header, read_record
 from fedecho.experiments.run import Watch, simulate
 from fedecho.experiments.shared_cells import first_of
@@ -74,11 +75,31 @@ def run_folder(runs: Path, cell: Cell) -> Path:
 
 
 def read_result(results: Path, cell: Cell) -> CellResult | None:
+    """What is kept of a cell; an error if that was made with other settings."""
     path = path_of(results, cell)
     try:
-        return CellResult(**json.loads(path.read_text())) if path.is_file() else None
+        kept = CellResult(**json.loads(path.read_text())) if path.is_file() else None
     except (json.JSONDecodeError, TypeError) as error:
         raise ValueError(f"{path} is damaged ({error}); remove it to run the cell again") from None
+    if kept is not None and (others := _other_settings(cell, kept)):
+        raise ConfigError(
+            f"{path} was made with other settings ({'; '.join(others[:3])}): give the same --set, or another --results folder"
+        )
+    return kept
+
+
+def _other_settings(cell: Cell, kept: CellResult) -> list[str]:
+    ours, theirs = to_config(first_of(cell).experiment()), kept.config
+    if cell.row.untrained:  # it does not matter how it would be trained
+        ours, theirs = {"task": ours["task"]}, {"task": theirs["task"]}
+    return differences(_of_then(ours, theirs), theirs)
+
+
+def _of_then(ours: Line, theirs: Line) -> Line:
+    """Ours, of the keys that were there when theirs was written; and wherever its data were."""
+    known = {key: value for key, value in ours.items() if key in theirs}
+    nested = {key: _of_then(value, theirs[key]) for key, value in known.items() if isinstance(value, dict) and theirs[key]}
+    return known | nested | ({"data_dir": theirs["data_dir"]} if "data_dir" in theirs else {})
 
 
 def run_cell(
@@ -87,12 +108,11 @@ def run_cell(
     results: Path,
     runs: Path,
     options: dict[str, Any],
-    extra: Settings = (),
     watch: Watch | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> CellResult:
     """Run a cell, or go on with it where it was stopped, and keep its result."""
-    experiment, folder = cell.experiment(extra), run_folder(runs, cell)
+    experiment, folder = cell.experiment(), run_folder(runs, cell)
     if cell.row.untrained:
         return _kept(results, cell, _untrained(cell, experiment, Execution(**options)))
     resume = (folder / RECORD).exists()

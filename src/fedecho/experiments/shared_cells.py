@@ -25,7 +25,7 @@ def first_of(cell: Cell) -> Cell:
 def _alike(cell: Cell) -> Iterator[Cell]:
     """Those that may be: of the same recipe, method and seed."""
     for table in TABLES.values():
-        for other in table.cells((cell.seed,)):
+        for other in replace(table, own=cell.own).cells((cell.seed,)):
             if (other.recipe, other.row.algorithm, other.row.untrained) == (
                 cell.recipe,
                 cell.row.algorithm,

@@ -3,14 +3,15 @@
 import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
-from hashlib import file_digest, sha256
+from hashlib import sha256
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+
+from fedecho.core.digest import file_sha256
 
 FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 CONFIG = "config.json"
@@ -70,15 +71,8 @@ def files_of(folder: Path) -> str:
     if folder.parent.name == "snapshots":  # the hub's cache names its folders by commit
         return f"hub commit {folder.name}"
     parts = [folder / CONFIG, *sorted(folder.glob("*.safetensors"))]
-    whole = sha256("".join(f"{path.name} {_digest(path, path.stat().st_mtime_ns)}\n" for path in parts).encode())
+    whole = sha256("".join(f"{path.name} {file_sha256(path)}\n" for path in parts).encode())
     return f"sha256 {whole.hexdigest()}"
-
-
-@cache
-def _digest(path: Path, changed_ns: int) -> str:
-    """Once for each state of a file: weights are gigabytes."""
-    with path.open("rb") as file:
-        return file_digest(file, "sha256").hexdigest()
 
 
 def load_tokenizer(folder: Path, pad_token: str | None = None) -> Any:

@@ -11,7 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from fedecho.experiments.config import load
-from fedecho.experiments.paper import Cell, Column, PaperTable, Row
+from fedecho.experiments.paper import Column, PaperTable, Row
 from fedecho.experiments.results import CellResult, read_result
 
 
@@ -81,7 +81,7 @@ def _mean_score(found: list[CellResult], name: str) -> str:
 
 
 def finished(table: PaperTable, row: Row, column: Column, results: Path, seeds: tuple[int, ...]) -> list[CellResult]:
-    cells = (Cell(table.name, row, column, seed, table.recipe) for seed in seeds)
+    cells = (table.cell(row, column, seed) for seed in seeds)
     return [result for cell in cells if (result := read_result(results, cell)) is not None]
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 
+from fedecho.core.digest import arrays_sha256
 from fedecho.data.cifar import read_cifar10, read_cifar100
 from fedecho.data.images import Images, Pixels
 from fedecho.data.locate import find
@@ -51,6 +52,8 @@ class CifarTask:
             raise ValueError(f"num_clients must be at least 1, got {self.num_clients}")
         if self.num_unlabeled < 0:
             raise ValueError(f"num_unlabeled must be at least 0, got {self.num_unlabeled}")
+        if self.width < 1:
+            raise ValueError(f"task.width must be at least 1, got {self.width}")
 
     def on(self, device: str) -> "CifarTask":
         """The same task with its images on a device."""
@@ -117,10 +120,18 @@ class CifarTask:
         images, labels = self._test
         return top1(module, images, labels, EVAL_CHUNK)
 
+    def inputs(self, unlabeled: bool) -> Mapping[str, str]:
+        """As ``HasInputs`` says; U is named by the files it came from."""
+        train, test = self._sets
+        found: dict[str, str] = {self.dataset: arrays_sha256([train.pixels, train.labels, test.pixels, test.labels])}
+        if unlabeled and self.num_unlabeled:
+            found[f"U: {self.provenance}"] = arrays_sha256([self._unlabeled_images.pixels])
+        return found
+
     @property
     def provenance(self) -> str:
         """Which file U came from: a stand-in must be named beside every number."""
-        return self._unlabeled_set[1]
+        return self._unlabeled_images.provenance
 
     @cached_property
     def _sets(self) -> tuple[Images, Images]:
@@ -146,19 +157,18 @@ class CifarTask:
         return self._ready(test.pixels), torch.as_tensor(test.labels).to(self.device)
 
     @cached_property
-    def _unlabeled_set(self) -> tuple[Tensor, str]:
+    def _unlabeled_images(self) -> Images:
         folder = None if self.data_dir is None else Path(self.data_dir)
-        images = read_unlabeled(self.unlabeled, folder, self.num_unlabeled, self.seed or 0)
-        return self._ready(images.pixels), images.provenance
+        return read_unlabeled(self.unlabeled, folder, self.num_unlabeled, self.seed or 0)
 
     def _ready(self, pixels: Pixels) -> Tensor:
         """Images that are never augmented are normalised once."""
         on_device = torch.from_numpy(np.ascontiguousarray(pixels)).to(self.device)
         return normalized(on_device, *_mean_and_std(on_device.device))
 
-    @property
+    @cached_property
     def _unlabeled(self) -> Tensor:
-        return self._unlabeled_set[0]
+        return self._ready(self._unlabeled_images.pixels)
 
 
 def normalized(pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedecho.data.instructions import Worked
+from fedecho.data.lines import BadLine
 from fedecho.data.ragged import Ragged
 from fedecho.models.pretrained import stop_tokens
 
@@ -31,6 +33,14 @@ def final_number(text: str) -> Decimal | None:
         return Decimal(chosen.replace(",", "").replace("$", ""))
     except InvalidOperation:
         return None
+
+
+def with_numbers(texts: list[Worked]) -> list[Worked]:
+    """The same, if every answer comes to a number that can be compared."""
+    for each in texts:
+        if final_number(each.answer) is None:
+            raise BadLine(each.path, each.line, "its answer holds no number, so no model's answer can be right")
+    return texts
 
 
 def standard_error(share: float, num: int) -> float:

@@ -22,8 +22,8 @@ from fedecho.models.lean import lean
 from fedecho.models.pretrained import files_of, language_model, load_tokenizer, longest, model_folder, packs, with_lora
 from fedecho.tasks.chat import PROMPT, Chat
 from fedecho.tasks.classification import seeded
-from fedecho.tasks.gsm8k import final_number, greedy_answers, standard_error
-from fedecho.tasks.text import computing, file_of, has_lower, model_place, refuse_longer, room_for, stand_in
+from fedecho.tasks.gsm8k import final_number, greedy_answers, standard_error, with_numbers
+from fedecho.tasks.text import computing, digests, file_of, has_lower, model_place, refuse_longer, room_for, stand_in
 
 PAPER_MODEL = "Qwen/Qwen2.5-1.5B-Instruct"
 FILES = {
@@ -87,8 +87,7 @@ class MathInstructTask:
         return replace(self, compute=dtype)
 
     def in_few_shapes(self) -> "MathInstructTask":
-        """The same task whose training batches have few shapes: texts share rows where the model can tell them apart, and are
-        padded further than they must be."""
+        """The same task whose training batches have few shapes: texts share rows, or are padded further than they must be."""
         return replace(self, few_shapes=True)
 
     def network(self, seed: int) -> nn.Module:
@@ -131,10 +130,7 @@ class MathInstructTask:
             said = greedy_answers(
                 module, self._chat.tokenizer, self._prompts, self.max_new_tokens, self.eval_batch, self.device
             )
-        right = [
-            wanted is not None and final_number(text) == wanted
-            for text, wanted in zip(said, (final_number(each.answer) for each in test), strict=True)
-        ]
+        right = [final_number(text) == final_number(each.answer) for text, each in zip(said, test, strict=True)]
         accuracy = sum(right) / len(right)
         return {
             "accuracy": accuracy,
@@ -142,6 +138,11 @@ class MathInstructTask:
             "answer_loss": self._answer_loss(module),
             "num_questions": len(right),
         }
+
+    def inputs(self, unlabeled: bool) -> Mapping[str, str]:
+        """As ``HasInputs`` says; U is a part of ``train``."""
+        _ = (self._train_spans, self._parts, self._prompts, self._test_spans, self._unlabeled_spans if unlabeled else None)
+        return digests({"task.train": self.train, "task.test": self.test}, FILES, self.data_dir)
 
     @property
     def provenance(self) -> str:
@@ -251,7 +252,7 @@ class MathInstructTask:
 
     @cached_property
     def _test_set(self) -> list[Worked]:
-        return read_instructions(file_of(self.test, FILES, self.data_dir))[: self.num_test]
+        return with_numbers(read_instructions(file_of(self.test, FILES, self.data_dir))[: self.num_test])
 
     @cached_property
     def _prompts(self) -> list[list[int]]:

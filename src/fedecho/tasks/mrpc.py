@@ -19,7 +19,7 @@ from fedecho.data.parts import Parts, as_parts
 from fedecho.data.ragged import Ragged, To
 from fedecho.models.pretrained import TYPES, classifier, files_of, load_tokenizer, longest, model_folder, wants_types
 from fedecho.tasks.classification import seeded
-from fedecho.tasks.text import computing, file_of, model_place, refuse_longer, room_for, stand_in
+from fedecho.tasks.text import computing, digests, file_of, model_place, refuse_longer, room_for, stand_in
 
 PAPER_MODEL = "google-bert/bert-base-uncased"
 FILES = {f"mrpc-{part}": ("mrpc", f"{part}.tsv") for part in ("train", "dev", "test")}
@@ -104,6 +104,12 @@ class MrpcTask:
             "f1": f1_score(guesses.cpu(), labels.cpu(), self._num_labels),
             "loss": float(cross_entropy(logits, labels)),
         }
+
+    def inputs(self, unlabeled: bool) -> Mapping[str, str]:
+        """As ``HasInputs`` says."""
+        files = {"task.train": self.train, "task.dev": self.dev} | ({"task.unlabeled": self.unlabeled} if unlabeled else {})
+        _ = (self._train_tokens, self._parts, self._dev, self._unlabeled_tokens if unlabeled else None)
+        return digests(files, FILES, self.data_dir)
 
     @property
     def provenance(self) -> str:

@@ -1,12 +1,13 @@
 """What the text tasks share: where and in which precision they compute, and how long a text may be."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
+from fedecho.core.digest import file_sha256
 from fedecho.data.lines import BadLine
 from fedecho.data.locate import find, find_model
 
@@ -62,6 +63,11 @@ def file_of(given: str, known: dict[str, tuple[str, str]], data_dir: str | None)
         name, file = known[given]
         return find(name, None if data_dir is None else Path(data_dir)) / file
     return Path(given).expanduser()
+
+
+def digests(files: Mapping[str, str], known: dict[str, tuple[str, str]], data_dir: str | None) -> dict[str, str]:
+    """Of what each setting names."""
+    return {setting: file_sha256(file_of(given, known, data_dir)) for setting, given in files.items()}
 
 
 def model_place(model: str, data_dir: str | None) -> str:
