@@ -100,7 +100,10 @@ def friendly() -> Iterator[None]:
     except Interrupted as stopped:
         fail(str(stopped), 130)
     except KeyboardInterrupt:
-        fail("interrupted; what is finished is kept, and a run goes on from its last checkpoint with `fedecho resume`", 130)
+        fail(
+            "interrupted; what is finished is kept; `fedecho resume` goes on from a run's last checkpoint, or anew",
+            130,
+        )
     except WorkerError as error:
         say(str(error))
         for note in getattr(error, "__notes__", ()):

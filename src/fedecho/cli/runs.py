@@ -34,7 +34,6 @@ from fedecho.cli.console import (
     usable,
     use_data_dir,
 )
-from fedecho.core.drive import Moment
 from fedecho.experiments.config import ConfigError, load
 from fedecho.experiments.execution import as_before
 from fedecho.experiments.experiment import Experiment
@@ -168,13 +167,9 @@ def _finish(folder: Path, experiment: Experiment | None, options: dict[str, Any]
     state = RunState(experiment.num_versions if experiment else header["num_versions"])
     config = config_of(experiment) if experiment else header["config"]
     with LiveProgress(err, silent=manner.silent) as progress, tracked(manner.track, folder, config, say) as tracker:
-        follow = Following(folder, state, partial(progress.update, folder.name))
-
-        def watch(moment: Moment, scores: dict[str, float] | None) -> None:
-            tracker(moment, scores)
-            follow(moment, scores)
-
+        watch = Following(folder, state, partial(progress.update, folder.name), also=tracker)
         if experiment is not None:
+            progress.update(folder.name, state)  # the first client may train for long
             summary = simulate(experiment, out=folder, watch=watch, say=say, **options).summary
         else:
             summary = resume_run(folder, watch=watch, say=say, **options).summary

@@ -14,7 +14,6 @@ from queue import Empty
 from typing import Any
 
 from fedecho.core.checkpoint import write_atomically
-from fedecho.core.drive import Moment
 from fedecho.experiments.execution import Execution, check_same_arithmetic
 from fedecho.experiments.experiment import Experiment
 from fedecho.experiments.identity import check_same, config_of, is_finished
@@ -138,13 +137,8 @@ def _run_one(planned: Planned) -> None:
             if _stop is not None and _stop.is_set():
                 signal.raise_signal(signal.SIGTERM)  # as if it had been asked itself
 
-    follow = Following(planned.folder, RunState(planned.experiment.num_versions), tell)
     with tracked(planned.track, planned.folder, config_of(planned.experiment), say) as tracker:
-
-        def watch(moment: Moment, scores: dict[str, float] | None) -> None:
-            tracker(moment, scores)
-            follow(moment, scores)
-
+        watch = Following(planned.folder, RunState(planned.experiment.num_versions), tell, also=tracker)
         begun = (planned.folder / RECORD).exists()
         try:
             simulate(planned.experiment, out=planned.folder, resume=begun, watch=watch, say=say, **planned.execution)

@@ -18,9 +18,10 @@ from fedecho.experiments.experiment import Experiment
 from fedecho.experiments.identity import check_same, config_of, header_of, is_finished, notes_of
 from fedecho.experiments.paper import Cell
 from fedecho.experiments.record import RECORD, Line, read_header, read_record
-from fedecho.experiments.run import Watch, simulate
+from fedecho.experiments.run import simulate
 from fedecho.experiments.shared_cells import first_of
 from fedecho.experiments.standstill import DivergedError
+from fedecho.experiments.state import Watch
 from fedecho.experiments.summary import LAST, Summary
 
 

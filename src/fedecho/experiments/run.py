@@ -21,9 +21,11 @@ from fedecho.experiments.execution import DeviceName, Execution, ExecutorName, a
 from fedecho.experiments.experiment import Experiment
 from fedecho.experiments.folder import check_folder, owned
 from fedecho.experiments.identity import config_of, header_of, name_of, notes_of
+from fedecho.experiments.judge import Judge
 from fedecho.experiments.record import RECORD, Line, Mark, Record, arrivals_digest, noting, read_header
 from fedecho.experiments.signals import stop_signals
 from fedecho.experiments.standstill import Standstill
+from fedecho.experiments.state import Watch
 from fedecho.experiments.stopwatch import TimedTransport
 from fedecho.experiments.summary import Summary
 from fedecho.experiments.tally import Tally
@@ -32,9 +34,6 @@ from fedecho.simulation.executors.worker import refuse_while_importing
 CHECKPOINT_S = 30.0
 ANEW = "start in a new folder"
 STAY = "leave the executor out to go on where it was, or start in another folder"
-
-Watch = Callable[[Moment, dict[str, float] | None], None]
-"""Told of every moment, and of the scores where there was an evaluation."""
 
 
 class Interrupted(Exception):  # noqa: N818 (no error)
@@ -133,6 +132,7 @@ class _Run:
         self.real_before = 0.0
         self.save_cost_s = 0.0
         self.standstill = Standstill(simulation.experiment)
+        self.judge = Judge(simulation, stop, getattr(watch, "evaluating", lambda done, total: None))
         self.tally = Tally()
         self.began = self.saved_at = time.perf_counter()
 
@@ -176,18 +176,21 @@ class _Run:
             self.record = Record.new(self.folder, runtimes, header, every)
 
     def finish(self) -> Result:
-        experiment = self.simulation.experiment
-        drive(
-            self.simulation.server,
-            self.stopwatch,
-            num_versions=experiment.num_versions,
-            dispatch_after_step=experiment.dispatch_after_step,
-            watch=self._moment,
-        )
-        if self.simulation.server.model.version < experiment.num_versions:
+        experiment, server = self.simulation.experiment, self.simulation.server
+        if self.judge.broken_off:
+            self._evaluate(server.model.version, self.simulation.transport.now)
+        if not self.judge.broken_off:
+            drive(
+                server,
+                self.stopwatch,
+                num_versions=experiment.num_versions,
+                dispatch_after_step=experiment.dispatch_after_step,
+                watch=self._moment,
+            )
+        if server.model.version < experiment.num_versions or self.judge.broken_off:
             self._save()
             how = "" if self.folder is None else f"; go on with: {self._how_to_resume}"
-            raise Interrupted(f"stopped at version {self.simulation.server.model.version} of {experiment.num_versions}{how}")
+            raise Interrupted(f"stopped at version {server.model.version} of {experiment.num_versions}{how}")
         return self._result()
 
     def _moment(self, moment: Moment) -> bool:
@@ -196,7 +199,8 @@ class _Run:
         self.record.moment(moment)
         self.standstill.see(moment.receipt)
         self.tally.see(moment.receipt)
-        scores = self._evaluate(moment)
+        version = None if moment.step is None else moment.step.model.version
+        scores = self._evaluate(version, moment.time) if version is not None and self.judge.is_due(version) else None
         self.watch(moment, scores)
         if self.stop():
             return True
@@ -204,18 +208,11 @@ class _Run:
             self._save()
         return False
 
-    def _evaluate(self, moment: Moment) -> dict[str, float] | None:
-        experiment = self.simulation.experiment
-        if moment.step is None:
-            return None
-        version = moment.step.model.version
-        if version % experiment.eval_every and version != experiment.num_versions:
-            return None
-        scores = self.simulation.evaluate()
-        if "accuracy" not in scores:
-            raise ConfigError(f"the task's evaluate() must give an accuracy; it gave {', '.join(scores) or 'nothing'}")
-        costs = self.stopwatch.costs() | {"versions_alive": self.simulation.server.versions.num_alive}
-        self.record.evaluation(version, moment.time, scores, {"real_s": round(self.real_s, 3), **costs})
+    def _evaluate(self, version: int, now: float) -> dict[str, float] | None:
+        scores = self.judge.scores()
+        if scores is not None:
+            costs = self.stopwatch.costs() | {"versions_alive": self.simulation.server.versions.num_alive}
+            self.record.evaluation(version, now, scores, {"real_s": round(self.real_s, 3), **costs})
         return scores
 
     def _save(self) -> None:
@@ -236,6 +233,7 @@ class _Run:
             "refused": self.standstill.refused,
             "not_finite": self.standstill.not_finite,
             "fruitless": self.standstill.fruitless,
+            "to_judge": self.judge.broken_off,
         }
         save_checkpoint(self.folder, self.num_moments, state)
         self.saved_at = time.perf_counter()
@@ -258,6 +256,7 @@ class _Run:
             self.stopwatch.go_on(tree.get("spent", {}))
             self.standstill.refused, self.standstill.fruitless = tree["refused"], tree["fruitless"]
             self.standstill.not_finite = tree.get("not_finite", 0)
+            self.judge.broken_off = tree.get("to_judge", False)
             self.tally = Tally().from_tree(tree.get("tally", self.tally.to_tree()))
             return Mark(tree["position"], tree.get("record_sha256"), tree.get("record_others", 0))
         except (KeyError, TypeError, AttributeError) as error:

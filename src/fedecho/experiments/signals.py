@@ -19,7 +19,7 @@ def stop_signals(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
         if asked.is_set():
             raise KeyboardInterrupt
         asked.set()
-        say("stopping after the client that is training now; once more to stop at once")
+        say("stopping after the client that is training now, or within the evaluation; once more to stop at once")
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -6,6 +6,9 @@ from pathlib import Path
 from fedecho.core.drive import Moment
 from fedecho.experiments.record import Line, read_header, read_record, rounded
 
+Watch = Callable[[Moment, dict[str, float] | None], None]
+"""Told of every moment, and of the scores where there was an evaluation."""
+
 
 class RunState:
     """Small and plain: it goes through a pipe in a comparison."""
@@ -21,10 +24,12 @@ class RunState:
         self.rejected = 0
         self.lost = 0
         self.by_class: dict[str, int] = {}
+        self.evaluated = ""
+        """How far an evaluation is that goes on."""
 
     def see(self, moment: Moment, scores: dict[str, float] | None, kind: str = "") -> None:
         """``kind`` is the runtime class of the client, where it is known."""
-        self.time = moment.time
+        self.time, self.evaluated = moment.time, ""
         self._count(moment.receipt.status, moment.receipt.staleness, kind)
         if moment.step is not None:
             self.version = moment.step.model.version
@@ -60,7 +65,7 @@ class RunState:
         accuracy = "" if self.accuracy is None else f"accuracy {100 * self.accuracy:5.1f} %"
         staleness = f"staleness {self.staleness_sum / max(self.accepted, 1):4.1f}"
         faults = "".join(f"  {name} {count}" for name, count in (("rejected", self.rejected), ("lost", self.lost)) if count)
-        return f"{accuracy}  clock {clock(self.time)}  {staleness}{faults}"
+        return f"{accuracy}  clock {clock(self.time)}  {staleness}{faults}{self.evaluated}"
 
     @property
     def arrivals(self) -> str:
@@ -90,13 +95,22 @@ class Following:
     A run that goes on has a past, which stands in its record; in a sampled one (``record_every``) a part of it.
     """
 
-    def __init__(self, folder: Path, state: RunState, tell: Callable[[RunState], None]) -> None:
+    def __init__(self, folder: Path, state: RunState, tell: Callable[[RunState], None], also: Watch | None = None) -> None:
+        """``also`` is told of every moment first."""
         self.state = state
+        self._also = also
         self._folder = folder
         self._tell = tell
         self._classes: Sequence[str] | None = None
 
+    def evaluating(self, done: int, total: int) -> None:
+        """A long evaluation goes on."""
+        self.state.evaluated = f"  evaluating {done}/{total}"
+        self._tell(self.state)
+
     def __call__(self, moment: Moment, scores: dict[str, float] | None) -> None:
+        if self._also is not None:
+            self._also(moment, scores)
         if self._classes is None:
             self._classes = read_header(self._folder).get("clients", {}).get("classes", ())
             for line in read_record(self._folder):

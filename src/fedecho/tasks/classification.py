@@ -1,11 +1,12 @@
 """What the classification tasks share."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from fedecho.core.breaks import at
 from fedecho.core.rng import global_rng
 
 
@@ -18,10 +19,16 @@ def seeded(seed: int, make: Callable[[], nn.Module]) -> nn.Module:
 def top1(module: nn.Module, images: Tensor, labels: Tensor, chunk: int = 1000) -> Mapping[str, float]:
     """Accuracy (0 to 1) and mean loss, a chunk at a time."""
     with torch.no_grad():
-        logits = torch.cat([module(part) for part in images.split(chunk)])
+        logits = torch.cat([module(part) for part in in_parts(images, chunk)])
         right = logits.argmax(dim=-1) == labels
         scores = {"accuracy": int(right.sum()) / len(labels), "loss": float(cross_entropy(logits, labels))}
         return scores | _of_each_class(right.cpu(), labels.cpu(), logits.shape[-1])
+
+
+def in_parts(images: Tensor, chunk: int) -> Iterator[Tensor]:
+    for start in range(0, len(images), chunk):
+        at(start, len(images))
+        yield images[start : start + chunk]
 
 
 def _of_each_class(right: Tensor, labels: Tensor, num_classes: int) -> dict[str, float]:

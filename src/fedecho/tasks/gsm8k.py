@@ -2,13 +2,15 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from math import sqrt
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from fedecho.core.breaks import at
 from fedecho.data.instructions import Worked
 from fedecho.data.lines import BadLine
 from fedecho.data.ragged import Ragged
@@ -47,6 +49,20 @@ def standard_error(share: float, num: int) -> float:
     return sqrt(share * (1 - share) / num)
 
 
+@dataclass(frozen=True)
+class Breaks:
+    """Between two tokens of a batch: says how many answers are done, or how much of them all; ends no text."""
+
+    done: int
+    by_token: float
+    width: int
+    total: int
+
+    def __call__(self, made: Tensor, scores: Any, **more: Any) -> Tensor:
+        at(self.done + int(self.by_token * (made.shape[1] - self.width)), self.total)
+        return torch.zeros(len(made), dtype=torch.bool, device=made.device)
+
+
 def greedy_answers(
     module: nn.Module, tokenizer: Any, prompts: Sequence[Sequence[int]], max_new_tokens: int, batch_size: int, device: str
 ) -> list[str]:
@@ -58,10 +74,13 @@ def greedy_answers(
     # Every one of them in so many words: what is left out is taken from the model's own generation_config.
     greedy: dict[str, Any] = {"do_sample": False, "num_beams": 1, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0}
     greedy |= {"max_new_tokens": max_new_tokens, "pad_token_id": tokenizer.pad_token_id, "eos_token_id": stops or None}
+    done = 0
     for rows in ragged.lengths.argsort(descending=True, stable=True).split(batch_size):
         ids, mask = ragged.padded(rows, tokenizer.pad_token_id, left=True)
+        breaks = Breaks(done, len(rows) / max_new_tokens, ids.shape[1], len(prompts))
         with torch.no_grad():
-            made = model.generate(input_ids=ids, attention_mask=mask, **greedy)
+            made = model.generate(input_ids=ids, attention_mask=mask, stopping_criteria=[breaks], **greedy)
+        done += len(rows)
         texts = tokenizer.batch_decode(made[:, ids.shape[1] :].cpu(), skip_special_tokens=True)
         for row, text in zip(rows.tolist(), texts, strict=True):
             answers[row] = text

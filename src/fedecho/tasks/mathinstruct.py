@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from fedecho.core.breaks import at
 from fedecho.core.rng import numpy_rng
 from fedecho.data.instructions import Worked, read_instructions
 from fedecho.data.lines import BadLine
@@ -214,7 +215,8 @@ class MathInstructTask:
     def _answer_loss(self, module: nn.Module) -> float:
         total, order = 0.0, self._test_spans.tokens.lengths.argsort(stable=True)
         with torch.no_grad():
-            for rows in order.split(LOSS_CHUNK):
+            for number, rows in enumerate(order.split(LOSS_CHUNK)):
+                at(number * LOSS_CHUNK, len(order))
                 batch = self._test_spans.batch(rows)
                 total += float(cross_entropy(self._logits(module, batch), batch.targets, reduction="sum"))
         return total / int(self._test_spans.counts.sum())

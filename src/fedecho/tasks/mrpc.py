@@ -1,6 +1,6 @@
 """GLUE's MRPC, are two sentences paraphrases?, or a user's own pairs, on any pretrained text classifier."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from fedecho.core.breaks import at
 from fedecho.core.lanes import sent
 from fedecho.core.rng import numpy_rng
 from fedecho.data.lines import BadLine
@@ -96,7 +97,7 @@ class MrpcTask:
 
     def evaluate(self, module: nn.Module) -> Mapping[str, float]:
         with torch.no_grad():
-            logits = torch.cat([self._forward(module, inputs) for inputs, _ in self._dev])
+            logits = torch.cat([self._forward(module, inputs) for inputs, _ in self._dev_in_parts()])
         labels = torch.cat([labels for _, labels in self._dev])
         guesses = logits.argmax(dim=-1)
         return {
@@ -132,6 +133,11 @@ class MrpcTask:
         told = {"model": self.model, "train": self.train, "judged on": self.dev}
         told["stand_in"] = "; ".join(text for text in stand_ins if text)
         return {key: text for key, text in told.items() if text}
+
+    def _dev_in_parts(self) -> Iterator[tuple[Inputs, Tensor]]:
+        for number, part in enumerate(self._dev):
+            at(number, len(self._dev))
+            yield part
 
     def _forward(self, module: nn.Module, inputs: Inputs) -> Tensor:
         with computing(self.device, self.compute):

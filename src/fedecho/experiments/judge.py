@@ -1,0 +1,40 @@
+"""When a run's model is judged. Long evaluations say how far they are, and a request to stop breaks them off."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fedecho.core.breaks import Stopped, Watch, watched
+from fedecho.experiments.build import Simulation
+from fedecho.experiments.config import ConfigError
+
+
+@dataclass
+class Judge:
+    """``broken_off``: the newest version has still to be judged, now or when the run goes on."""
+
+    simulation: Simulation
+    stop: Callable[[], bool]
+    told: Watch
+    broken_off: bool = False
+
+    def is_due(self, version: int) -> bool:
+        experiment = self.simulation.experiment
+        return version % experiment.eval_every == 0 or version == experiment.num_versions
+
+    def scores(self) -> dict[str, float] | None:
+        """Of the current model; None if somebody asked to stop meanwhile."""
+        self.broken_off = True
+        try:
+            with watched(self._at):
+                scores = self.simulation.evaluate()
+        except Stopped:
+            return None
+        self.broken_off = False
+        if "accuracy" not in scores:
+            raise ConfigError(f"the task's evaluate() must give an accuracy; it gave {', '.join(scores) or 'nothing'}")
+        return scores
+
+    def _at(self, done: int, total: int) -> None:
+        self.told(done, total)
+        if self.stop():
+            raise Stopped
