@@ -148,6 +148,15 @@ def test_images_of_any_mode_and_shape_become_square_colour(tmp_path: Path, mode:
     assert (images.pixels >= 250).all()
 
 
+def test_grays_of_16_bits_keep_their_brightness(tmp_path: Path) -> None:
+    from PIL import Image
+
+    gray = np.linspace(0, 65_535, 32 * 32).reshape(32, 32).astype(np.uint16)
+    Image.fromarray(gray).save(tmp_path / "deep.png")
+    found = read_unlabeled(str(tmp_path), None, 1, 0).pixels[0]
+    assert np.array_equal(found, np.repeat((gray >> 8).astype(np.uint8)[:, :, None], 3, axis=2))
+
+
 def test_an_image_is_cropped_in_the_middle_and_not_turned(tmp_path: Path) -> None:
     pictures = pytest.importorskip("PIL.Image")
     pixels = np.zeros((30, 60, 3), np.uint8)

@@ -142,6 +142,9 @@ def test_words_pick_rows_as_well_as_columns(monkeypatch: pytest.MonkeyPatch) -> 
     words = ("table", "cifar10", "--show", "--only", "large-dir-0.1", "--format", "csv")
     rows = list(csv.reader(io.StringIO(fedecho(*words, "--only", "fedecho"))))
     assert [row[0] for row in rows] == ["method", "FedEcho (CIFAR-100)", "FedEcho (STL10)", "FedEcho (synthetic)"]
+    rows = list(csv.reader(io.StringIO(fedecho(*words, "--without", "control", "--without", "fedecho"))))
+    assert [row[0] for row in rows] == ["method", "FedBuff", "CA2FL", "FedAC", "FADAS"]
+    assert "no cell of cifar10 has large-dir-0.1, no a in its name" in fedecho(*words, "--without", "a", code=2)
     assert "must be one of serial" in fedecho("table", "cifar10", "--dry-run", "--executor", "nonsense", code=2)
 
 

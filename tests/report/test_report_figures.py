@@ -15,6 +15,7 @@ from fedecho.report.echo import echo_section
 from fedecho.report.load import RunData, read_run
 from fedecho.report.methods import methods_of
 from fedecho.report.spec import Bars, Dots, Figure, Heat, Line, Spans
+from fedecho.report.traces import figure_json
 
 
 @pytest.fixture
@@ -62,6 +63,27 @@ def test_the_table_counts_losses_and_says_what_is_not_finished(tmp_path: Path, r
     rows = glance(methods_of([run, going])).tables[0].rows
     assert rows[0] == ["fedecho", "1", "40.0", "60.0", "60.0", "1.0", "0.03", "6.0", "1", "1", "finished"]
     assert rows[1][-1] == "not finished: 3/3"
+
+
+def test_what_else_a_task_judges_by_stands_below(tmp_path: Path) -> None:
+    told = lines()
+    for line in told:
+        if line["event"] == "evaluation":
+            line["f1"] = line["version"] / 4
+    told[0]["notes"] = {"judged on": "mrpc-dev"}
+    run = read_run(write(tmp_path / "pairs", told, finished=True))
+    _, scores = glance(methods_of([run])).tables
+    assert (scores.head, scores.rows) == (("method", "f1"), [["fedecho", "0.75"]])
+    assert "Judged on mrpc-dev." in scores.note
+
+
+def test_one_evaluation_is_a_point(tmp_path: Path, run: RunData) -> None:
+    told = lines()
+    last = max(number for number, line in enumerate(told) if line["event"] == "evaluation")
+    once = [line for number, line in enumerate(told) if line["event"] != "evaluation" or number == last]
+    for found, mode in ((run, "lines"), (read_run(write(tmp_path / "once", once, finished=True)), "markers")):
+        (trace,) = figure_json(accuracy_section(methods_of([found])).figures[0])["traces"]
+        assert trace["mode"] == mode
 
 
 def test_the_timeline_has_every_job(run: RunData) -> None:

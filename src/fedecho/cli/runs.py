@@ -61,13 +61,13 @@ def list_all(as_json: AsJson = False) -> None:
         return
     out.print("[bold]recipes[/] (fedecho run NAME)")
     for name, recipe in RECIPES.items():
-        out.print(f"  {name:10} {recipe.summary}", soft_wrap=True)
+        out.print(f"  {name:12} {recipe.summary}", soft_wrap=True)
     out.print("[bold]algorithms[/] (--algorithm NAME)")
     for name, cls in ALGORITHMS.items():
-        out.print(f"  {name:10} {_first_line(cls)}", soft_wrap=True)
+        out.print(f"  {name:12} {_first_line(cls)}", soft_wrap=True)
     out.print("[bold]tasks[/] (task.name)")
     for name, cls in TASKS.items():
-        out.print(f"  {name:10} {_first_line(cls)}", soft_wrap=True)
+        out.print(f"  {name:12} {_first_line(cls)}", soft_wrap=True)
     out.print(f"[bold]runtime profiles[/] (--set runtimes.profile=NAME)\n  {', '.join(PROFILES)}")
 
 
@@ -188,6 +188,10 @@ def _say_result(folder: Path, summary: Summary, manner: _Manner) -> None:
         f"final {100 * summary.final_accuracy:.2f}, best {100 * summary.best_accuracy:.2f})",
         soft_wrap=True,
     )
+    scores = [f"{name} {value:.4g}" for name, value in summary.scores.items() if name != "accuracy"]
+    judged = [f"judged on {summary.notes['judged on']}"] if "judged on" in summary.notes else []
+    if scores or judged:
+        tell("; ".join([", ".join(scores), *judged] if scores else judged))
     tell(f"{summary.virtual_s / 3600:.2f} virtual hours in {summary.real_s:.1f} s; the run is in {folder}")
     tell(f"a page of it: fedecho report {folder}")
 
@@ -200,4 +204,4 @@ def _free_folder(experiment: Experiment, algorithm: str | None) -> Path:
 
 
 def _first_line(cls: type[Any]) -> str:
-    return (cls.__doc__ or "").strip().splitlines()[0]
+    return (cls.__doc__ or "").strip().splitlines()[0].replace("``", "")

@@ -53,6 +53,9 @@ def table(
     only: Annotated[
         list[str] | None, typer.Option("--only", help="Cells with this word in their name; may be repeated.")
     ] = None,
+    without: Annotated[
+        list[str] | None, typer.Option("--without", help="No cells with this word in their name; may be repeated.")
+    ] = None,
     seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = ",".join(map(str, OUR_SEEDS)),
     settings: Settings = None,
     executor: ExecutorOption = "cuda",
@@ -81,8 +84,10 @@ def table(
             raise ConfigError(f"--format must be text, markdown or csv, got {form!r}")
         paper, chosen = replace(TABLES[name], own=tuple(settings or ())), numbers(seeds, "--seeds")
         cells = [cell for cell in paper.cells(chosen) if all(word.lower() in cell.slug for word in only or ())]
+        cells = [cell for cell in cells if not any(word.lower() in cell.slug for word in without or ())]
         if not cells:
-            raise ConfigError(f"no cell of {name} has {' and '.join(only or ())} in its name; `--dry-run` lists them")
+            wanted = [" and ".join(only or ()), *([f"no {' or '.join(without)}"] if without else [])]
+            raise ConfigError(f"no cell of {name} has {', '.join(filter(None, wanted))} in its name; `--dry-run` lists them")
         missing: dict[Cell, Cell] = {}
         for cell in cells:
             if read_result(results, cell) is None:
@@ -120,6 +125,7 @@ def cost(
             shown.add_column(heading, justify="left" if heading == "method" else "right")
         for name in names(algorithms):
             experiment = load(source, algorithm=name, settings=settings or ())
+            say(f"measuring {name} over {versions} versions")
             paid = server_cost(experiment, execution, versions)
             seconds = [f"{paid.inference_s:.4f}", f"{paid.distillation_s:.4f}"]
             held = [str(paid.versions_alive), f"{paid.versions_bytes / 1e6:.1f}", f"{paid.bank_bytes / 1e6:.2f}"]

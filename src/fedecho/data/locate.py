@@ -21,6 +21,10 @@ FETCHED = ("cifar10", "cifar100", "stl10")
 """The sets that ``fedecho data fetch`` knows."""
 
 
+INSTEAD = {"mathinstruct": "set task.train=gsm8k-train or to a file of your own, or "}
+"""What else a task that wants a set can do."""
+
+
 class MissingDataError(ValueError):
     """Data that is not where it was looked for, said in one line."""
 
@@ -46,7 +50,7 @@ def remedy(name: str) -> str:
     for known in FETCHED:
         if name == known or name in FOLDERS[known]:
             return f"run `fedecho data fetch {known}`, or {elsewhere}"
-    return elsewhere
+    return INSTEAD.get(name, "") + elsewhere
 
 
 def find_model(name: str, data_dir: Path | None = None) -> str:

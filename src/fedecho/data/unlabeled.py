@@ -133,6 +133,18 @@ def _read(path: Path, size: int) -> Pixels:
         raise ValueError(f"cannot read the image {path}: {str(error) or type(error).__name__}") from None
 
 
+def _in_bytes(image: "Image") -> "Image":
+    """Grays of 16 bits by their upper 8: Pillow's own way to colours would cut all above 255 off, which leaves white."""
+    from PIL import Image
+
+    if not image.mode.startswith("I"):
+        return image
+    gray = np.asarray(image)
+    if gray.min() < 0 or gray.max() > 65_535:
+        raise ValueError(f"its grays lie between {gray.min()} and {gray.max()}: they must fit in 16 bits")
+    return Image.fromarray((gray.astype(np.uint32) >> 8).astype(np.uint8))
+
+
 def _square(image: "Image", size: int) -> Pixels:
     from PIL.Image import Resampling
 
@@ -141,5 +153,5 @@ def _square(image: "Image", size: int) -> Pixels:
         raise ValueError(f"it has {width} x {height} pixels, and the limit is {MAX_MEGAPIXELS} megapixels")
     side = min(width, height)
     left, top = (width - side) // 2, (height - side) // 2
-    square = image.convert("RGB").crop((left, top, left + side, top + side))
+    square = _in_bytes(image).convert("RGB").crop((left, top, left + side, top + side))
     return np.asarray(square.resize((size, size), Resampling.BILINEAR), np.uint8)

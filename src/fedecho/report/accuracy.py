@@ -5,6 +5,7 @@ from statistics import fmean
 
 import numpy as np
 
+from fedecho.experiments.summary import last_scores
 from fedecho.report.load import LAST, RunData
 from fedecho.report.methods import Method
 from fedecho.report.spec import Figure, Floats, Section, Table
@@ -57,7 +58,25 @@ def glance(methods: list[Method]) -> Section:
     rows = [_row(method) for method in methods]
     head = ("method", "seeds", "last 10, %", "final, %", "best, %", "staleness", "virtual h", "real s", "lost", "rejected", "")
     note = "Mean ± deviation over seeds. Last 10: of a run's last ten evaluations, since single ones jump under stragglers."
-    return Section("glance", "At a glance", tables=[Table(head, rows, note)])
+    return Section("glance", "At a glance", tables=[Table(head, rows, note), *_scores(methods)])
+
+
+def _scores(methods: list[Method]) -> list[Table]:
+    """What the task judges by beside its accuracy, and on what; nothing if there is no more."""
+    kept = {method.label: [last_scores(run.evaluations) for run in method.runs if run.evaluations] for method in methods}
+    names = sorted({name for scores in kept.values() for each in scores for name in each if name != "accuracy"})
+    judged = sorted({str((run.header.get("notes") or {}).get("judged on", "")) for method in methods for run in method.runs})
+    if not names:
+        return []
+    rows = [
+        [label, *(_mean([each[name] for each in scores if name in each]) for name in names)] for label, scores in kept.items()
+    ]
+    on = f" Judged on {', '.join(filter(None, judged))}." if any(judged) else ""
+    return [Table(("method", *names), rows, f"Of the last evaluation, mean over seeds, as the task gives them.{on}")]
+
+
+def _mean(values: list[float]) -> str:
+    return f"{fmean(values):.4g}" if values else ""
 
 
 def _row(method: Method) -> list[str]:

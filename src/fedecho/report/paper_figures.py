@@ -66,7 +66,8 @@ def draw(figure: Figure, axes: Any) -> None:
 
 def _line(mark: Line, figure: Figure, axes: Any) -> None:
     style = {"color": mark.color, "linestyle": "--" if mark.dash else "-", "linewidth": 0.8 if mark.quiet else 1.4}
-    axes.plot(mark.x, mark.y, label=None if mark.quiet else mark.name, **style)
+    alone = {"marker": "o"} if len(mark.x) == 1 else {}  # no line can be drawn through one point
+    axes.plot(mark.x, mark.y, label=None if mark.quiet else mark.name, **style, **alone)
     if mark.low is not None:
         axes.fill_between(mark.x, mark.low, mark.high, color=mark.color, alpha=0.18, linewidth=0)
 

@@ -65,10 +65,12 @@ def _has(figure: Figure, kind: type[Mark]) -> bool:
 
 def _line(mark: Line, figure: Figure) -> list[Json]:
     x = numbers(mark.x)
-    shared: Json = {"x": x, "type": "scatter", "mode": "lines", "legendgroup": mark.name}
+    alone = len(x) == 1  # no line can be drawn through one point
+    shared: Json = {"x": x, "type": "scatter", "mode": "markers" if alone else "lines", "legendgroup": mark.name}
     hover = "%{y:.1%}" if figure.percent else "%{y:.4~g}"
     stroke: Json = {"color": mark.color, "width": 1 if mark.quiet else 2, "dash": "dash" if mark.dash else "solid"}
     main = shared | {"name": escape(mark.name), "y": numbers(mark.y), "line": stroke, "hovertemplate": hover}
+    main |= {"marker": {"color": mark.color, "size": 8}} if alone else {}
     if mark.quiet:
         main |= {"showlegend": False, "hoverinfo": "skip", "hovertemplate": None}
     if mark.low is None or mark.high is None:
