@@ -14,6 +14,7 @@ from official_files import generated, write_cifar10
 from rich.console import Console
 from typer.testing import CliRunner
 
+from fedecho import load
 from fedecho.cli import app
 from fedecho.cli.tables import TABLES
 from fedecho.experiments.config import to_config
@@ -208,7 +209,15 @@ def test_mistakes_are_one_line(small_table: list[str]) -> None:
 
 
 def test_cost_names_what_fedecho_pays() -> None:
-    said = fedecho("cost", "digits", "--algorithms", "fedbuff,fedecho", "--versions", "1")
+    said = fedecho("cost", "digits", "--algorithms", "fedbuff,ca2fl,fedecho", "--versions", "1")
+    state = {
+        line.split()[0]: float(line.split()[-1]) for line in said.splitlines() if line.strip().startswith(("fed", "ca2fl"))
+    }
+    vector = 4 * sum(param.numel() for param in load("digits").task.network(0).parameters()) / 1e6
+    assert state["ca2fl"] == pytest.approx(state["fedbuff"] + 21 * vector, abs=0.02), "20 clients' updates and their mean"
+    assert state["fedecho"] == pytest.approx(state["fedbuff"] + 2 * vector, abs=0.02), (
+        "Adam's two moments; the bank stands apart"
+    )
     rows = {line.split()[0]: line.split()[1:] for line in said.splitlines() if line.strip().startswith("fed")}
     assert float(rows["fedbuff"][0]) == float(rows["fedbuff"][1]) == 0
     assert min(float(rows["fedecho"][0]), float(rows["fedecho"][1])) > 0

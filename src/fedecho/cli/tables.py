@@ -120,15 +120,21 @@ def cost(
         if versions < 1:
             raise ConfigError(f"--versions must be at least 1, got {versions}")
         execution = Execution(**execution_options(executor, None, "bf16", False))
-        shown = Table(title=Text(f"{source}: what the server pays, by version"), title_justify="left", box=SIMPLE_HEAD)
-        for heading in ("method", "inference s", "distillation s", "versions alive", "versions MB", "bank MB"):
+        shown = Table(
+            title=Text(f"{source}: what the server pays, by version"),
+            title_justify="left",
+            box=SIMPLE_HEAD,
+            padding=(0, 0, 0, 1),
+        )
+        for heading in ("method", "inference s", "distillation s", "versions alive", "versions MB", "bank MB", "state MB"):
             shown.add_column(heading, justify="left" if heading == "method" else "right")
         for name in names(algorithms):
             experiment = load(source, algorithm=name, settings=settings or ())
             say(f"measuring {name} over {versions} versions")
             paid = server_cost(experiment, execution, versions)
             seconds = [f"{paid.inference_s:.4f}", f"{paid.distillation_s:.4f}"]
-            held = [str(paid.versions_alive), f"{paid.versions_bytes / 1e6:.1f}", f"{paid.bank_bytes / 1e6:.2f}"]
+            megabytes = [paid.versions_bytes / 1e6, paid.bank_bytes / 1e6, paid.state_bytes / 1e6]
+            held = [str(paid.versions_alive), *(f"{each:.2f}" for each in megabytes)]
             shown.add_row(name, *seconds, *held)
         out.print(shown)
 

@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedecho.core.drive import drive
+from fedecho.core.memory import ClientMemory
 from fedecho.core.types import Weights
 from fedecho.experiments.build import assembled, forecast_of, one_thread
 from fedecho.experiments.execution import Execution
@@ -24,6 +25,8 @@ class ServerCost:
     versions_alive: int
     versions_bytes: int
     bank_bytes: int
+    state_bytes: int
+    """All else that the method keeps: buffers, moments, and, of all clients, their cached updates."""
 
 
 class _Stopwatch:
@@ -61,18 +64,32 @@ def server_cost(experiment: Experiment, execution: Execution, num_versions: int)
             object.__setattr__(student, "infer", infer.around(student.infer))
             object.__setattr__(student, "teach", teach.around(student.teach))
         drive(simulation.server, simulation.transport, num_versions=1 + num_versions)
-        weights, bank = simulation.server.model.weights, getattr(simulation.server.state, "bank", None)
+        weights, state = simulation.server.model.weights, simulation.server.state
+        bank = getattr(state, "bank", None)
     return ServerCost(
         inference_s=infer.seconds / num_versions,
         distillation_s=teach.seconds / num_versions,
         versions_alive=peak,
         versions_bytes=peak * _num_bytes(weights),
         bank_bytes=0 if bank is None else bank.bytes_with(experiment.task.num_clients),
+        state_bytes=held(state, experiment.task.num_clients, but=bank),
     )
 
 
 def _num_bytes(weights: Weights) -> int:
-    def size(tensor: Tensor) -> int:
-        return tensor.numel() * tensor.element_size()
+    return weights.params.nbytes + weights.buffers.nbytes
 
-    return size(weights.params) + size(weights.buffers)
+
+def held(state: Any, num_clients: int, but: Any = None) -> int:
+    """Bytes of the tensors in a state, ``but`` those of one part of it, once so many clients have been heard."""
+    if state is None or state is but:
+        return 0
+    if isinstance(state, Tensor):
+        return state.nbytes
+    if isinstance(state, ClientMemory):
+        return num_clients * state.row_bytes
+    if is_dataclass(state) and not isinstance(state, type):
+        return sum(held(getattr(state, part.name), num_clients, but) for part in fields(state))
+    if isinstance(state, list | tuple):
+        return sum(held(part, num_clients, but) for part in state)
+    return sum(held(part, num_clients, but) for part in state.values()) if isinstance(state, dict) else 0
