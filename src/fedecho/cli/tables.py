@@ -120,14 +120,10 @@ def cost(
         if versions < 1:
             raise ConfigError(f"--versions must be at least 1, got {versions}")
         execution = Execution(**execution_options(executor, None, "bf16", False))
-        shown = Table(
-            title=Text(f"{source}: what the server pays, by version"),
-            title_justify="left",
-            box=SIMPLE_HEAD,
-            padding=(0, 0, 0, 1),
-        )
-        for heading in ("method", "inference s", "distillation s", "versions alive", "versions MB", "bank MB", "state MB"):
-            shown.add_column(heading, justify="left" if heading == "method" else "right")
+        title = Text(f"{source}: what the server pays, by version")
+        shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
+        for heading in ("method", "infer s", "distil s", "alive", "versions MB", "bank MB", "state MB"):
+            shown.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
         for name in names(algorithms):
             experiment = load(source, algorithm=name, settings=settings or ())
             say(f"measuring {name} over {versions} versions")
