@@ -83,23 +83,17 @@ def table(
         if form not in ("text", "markdown", "csv"):
             raise ConfigError(f"--format must be text, markdown or csv, got {form!r}")
         paper, chosen = replace(TABLES[name], own=tuple(settings or ())), numbers(seeds, "--seeds")
-        cells = [cell for cell in paper.cells(chosen) if all(word.lower() in cell.slug for word in only or ())]
-        cells = [cell for cell in cells if not any(word.lower() in cell.slug for word in without or ())]
-        if not cells:
-            wanted = [" and ".join(only or ()), *([f"no {' or '.join(without)}"] if without else [])]
-            raise ConfigError(f"no cell of {name} has {', '.join(filter(None, wanted))} in its name; `--dry-run` lists them")
-        missing: dict[Cell, Cell] = {}
-        for cell in cells:
-            if read_result(results, cell) is None:
-                missing.setdefault(first_of(cell), cell)
+        cells = _picked(paper, chosen, only or [], without or [])
+        missing = _missing(cells, results)
         options = execution_options(executor, workers, precision, deterministic, device, address)
-        Execution(**options)  # says what is wrong with them
+        if not show:
+            Execution(**options)  # says what is wrong with them
         if dry_run:
-            _announce(paper, list(missing.values()), results, chosen)
+            _announce(paper, missing, results, chosen)
             return
         if missing and not show:
             usable(results)
-            _run(list(missing.values()), results, runs, options)
+            _run(missing, results, runs, options)
         labels = {cell.row.label for cell in cells}, {cell.column.label for cell in cells}
         rows = tuple(row for row in paper.rows if row.label in labels[0])
         columns = tuple(column for column in paper.columns if column.label in labels[1])
@@ -133,6 +127,25 @@ def cost(
             held = [str(paid.versions_alive), *(f"{each:.2f}" for each in megabytes)]
             shown.add_row(name, *seconds, *held)
         out.print(shown)
+
+
+def _picked(paper: PaperTable, seeds: tuple[int, ...], only: list[str], without: list[str]) -> list[Cell]:
+    """The cells that have all the words in their names that are wanted, and none that are not."""
+    cells = [cell for cell in paper.cells(seeds) if all(word.lower() in cell.slug for word in only)]
+    cells = [cell for cell in cells if not any(word.lower() in cell.slug for word in without)]
+    if not cells:
+        wanted = [" and ".join(only), *([f"no {' or '.join(without)}"] if without else [])]
+        raise ConfigError(f"no cell of {paper.name} has {', '.join(filter(None, wanted))} in its name; `--dry-run` lists them")
+    return cells
+
+
+def _missing(cells: list[Cell], results: Path) -> list[Cell]:
+    """Those that have not run, each once: two may be the same experiment."""
+    found: dict[Cell, Cell] = {}
+    for cell in cells:
+        if read_result(results, cell) is None:
+            found.setdefault(first_of(cell), cell)
+    return list(found.values())
 
 
 def _announce(paper: PaperTable, missing: list[Cell], results: Path, seeds: tuple[int, ...]) -> None:

@@ -120,13 +120,14 @@ def run_cell(
     if resume:
         check_same_arithmetic(folder, read_header(folder)["execution"], Execution(**options))
     try:
-        if not is_finished(folder):  # else it was stopped between its end and this
+        if is_finished(folder):  # it was stopped between its end and this
+            check_same(folder, experiment)
+        else:
             simulate(experiment, out=folder, resume=resume, watch=watch, say=say, **options)
         summary, diverged = asdict(Summary.read(folder)), ""
     except DivergedError as error:
         say(f"{cell.slug}: {error}")
         summary, diverged = _so_far(folder), str(error)
-    check_same(folder, experiment)
     header = read_header(folder)
     kept = CellResult(
         cell=first_of(cell).slug,
