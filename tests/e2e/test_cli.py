@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,9 +17,12 @@ from typer.testing import CliRunner
 
 from fedecho import ALGORITHMS, RECIPES, FedBuff, __version__, load, resume, simulate
 from fedecho.cli import app
+from fedecho.core import breaks
 from fedecho.core.drive import Moment
+from fedecho.experiments import compare
 from fedecho.experiments.record import read_record
 from fedecho.experiments.run import Interrupted
+from fedecho.tasks import classification
 
 SHORT = ["--set", "local.num_local_steps=1", "--set", "task.width=1", "--set", "task.num_unlabeled=20"]
 
@@ -243,3 +247,21 @@ def test_a_trace_lies_beside_the_file_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "sub" / "mine.toml").write_text('recipe = "digits"\n[runtimes]\ntrace = "clients.csv"\n')
     experiment = load("sub/mine.toml")
     assert experiment.runtimes.assign([1] * 20, 0).draw(4, 0) == 5.0
+
+
+def test_a_comparison_stopped_in_a_runs_last_evaluation_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker asks itself to stop once: twice would mean at once."""
+    planned = compare.Planned("one", load("digits", algorithm="fedbuff", versions=2), tmp_path / "one")
+    stop = threading.Event()
+    monkeypatch.setattr(compare, "_stop", stop)
+    monkeypatch.setattr(compare, "NEWS_EVERY_S", 0.0)
+    real = breaks.at
+
+    def at(done: int, total: int) -> None:
+        stop.set()
+        real(done, total)
+
+    monkeypatch.setattr(classification, "at", at)
+    with pytest.raises(Interrupted, match="stopped at version 2 of 2"):
+        compare._run_one(planned)
+    assert list((tmp_path / "one").glob("checkpoint-*"))

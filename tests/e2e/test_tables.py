@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from fedecho.cli import app
 from fedecho.cli.tables import TABLES
 from fedecho.experiments.config import to_config
 from fedecho.experiments.folder import owned
+from fedecho.experiments.results import read_result
 from fedecho.experiments.shared_cells import first_of
 from fedecho.report.paper_tables import as_text, figure_of
 
@@ -136,6 +138,22 @@ def test_a_dry_run_counts_by_versions_and_what_is_not_trained_apart(
     assert "cells to run: 5 min by the times of earlier runs (NVIDIA H200), " in said
     said = fedecho("table", "gsm8k", "--only", "before", "--seeds", "1,2", "--results", "mine", "--dry-run")
     assert said.count("before-training") == 1, "nor does the seed: there is nothing random in it"
+
+
+def test_settings_that_were_not_there_are_others_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a configuration leaves out has its default."""
+    monkeypatch.chdir(ROOT)
+    cell = next(cell for cell in TABLES["mrpc"].cells((0,)) if cell.slug == "fedbuff-minilm-seed0")
+    assert read_result(ROOT / "results", cell) is not None
+    for setting in ("task.max_length=16", "record_every=5"):
+        with pytest.raises(ValueError, match="made with other settings"):
+            read_result(ROOT / "results", replace(cell, own=(setting,)))
+
+
+def test_a_model_that_is_not_trained_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    words = ("table", "gsm8k", "--show", "--only", "before", "--only", "smollm2-135m-5", "--format", "csv")
+    assert list(csv.reader(io.StringIO(fedecho(*words))))[1][:5] == ["before training", "1.52", "0.34", "1.33", "1"]
 
 
 def test_words_pick_rows_as_well_as_columns(monkeypatch: pytest.MonkeyPatch) -> None:

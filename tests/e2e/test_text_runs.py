@@ -198,7 +198,7 @@ def test_scores_are_of_the_evaluations_that_accuracy_is_of(tmp_path: Path) -> No
     table, lines = TABLES["mrpc"], [{"accuracy": 0.5, "f1": row / 100} for row in range(12)]
     cell = Cell("mrpc", ECHO, table.columns[1], 0, "mrpc")
     kept = {"cell": "", "evaluations": lines, "config": {}, "execution": {}, "software": {}, "unlabeled": "", "commit": ""}
-    kept["config"] = {"num_versions": 200, "local": {"client_lr": 3e-5}}
+    kept["config"] = to_config(cell.experiment())
     kept |= {"summary": {"last10_accuracy": 0.5, "scores": {"accuracy": 0.5, "f1": 0.11}}, "notes": {}}
     path_of(tmp_path, cell).parent.mkdir()
     for evaluations, shown in ((lines, "6.50"), ([{"accuracy": 0.5}, *lines[-2:]], "11.00 (last)")):

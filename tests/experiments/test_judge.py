@@ -15,6 +15,7 @@ from fedecho.data.digits import read_digits
 from fedecho.experiments.run import Interrupted
 from fedecho.experiments.state import Following, RunState
 from fedecho.tasks.gsm8k import Breaks
+from fedecho.tracking.tracker import Tracker
 
 
 def small(versions: int = 4) -> Experiment:
@@ -32,6 +33,10 @@ class Breaking:
 
     def __init__(self, *which: int) -> None:
         self.which, self.num, self.seen = which, 0, list[tuple[int, int]]()
+        self.made_up = list[tuple[int, float]]()
+
+    def judged(self, version: int, now: float, scores: dict[str, float]) -> None:
+        self.made_up.append((version, scores["accuracy"]))
 
     def __call__(self, moment: Any, scores: Any) -> None: ...
 
@@ -51,7 +56,9 @@ def test_a_run_that_is_stopped_in_an_evaluation_makes_it_up(tmp_path: Path, firs
     assert sum(line["event"] == "evaluation" for line in lines(tmp_path / "run")) == first
     with pytest.raises(Interrupted, match=f"stopped at version {version} of 4; go on with"):
         resume(tmp_path / "run", watch=Breaking(0))
-    ended = resume(tmp_path / "run")
+    last = Breaking()
+    ended = resume(tmp_path / "run", watch=last)
+    assert [made[0] for made in last.made_up] == [version], "who watches is told"
     assert ended.summary.model_sha256 == whole.summary.model_sha256
     assert ended.summary.last10_accuracy == whole.summary.last10_accuracy
     assert lines(tmp_path / "run") == lines(tmp_path / "whole")
@@ -65,6 +72,32 @@ def test_how_far_an_evaluation_is_is_shown(tmp_path: Path) -> None:
     follow = Following(tmp_path / "run", RunState(2), lambda state: told.append(state.text))
     follow.evaluating(3, 10)
     assert told[0].endswith("  evaluating 3/10")
+
+
+def test_what_was_made_up_is_shown_and_tracked(tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        simulate(small(2), out=tmp_path / "run", watch=Breaking(0))
+    states, logged = list[tuple[int, float | None, str]](), dict[int, float]()
+
+    class Sink:
+        def log(self, version: int, numbers: dict[str, float]) -> None:
+            logged[version] = numbers["accuracy"]
+
+        def close(self) -> None: ...
+
+    tracker = Tracker({"mine": Sink}, print)
+
+    def tell(state: RunState) -> None:
+        states.append((state.version, state.accuracy, state.evaluated))
+
+    result = resume(tmp_path / "run", watch=Following(tmp_path / "run", RunState(2), tell, also=tracker))
+    tracker.close()
+    assert states[-1] == (2, result.accuracy, "")
+    assert logged == {2: result.accuracy}
+
+
+def test_without_a_folder_the_last_evaluation_is_finished() -> None:
+    assert simulate(small(2), watch=Breaking(0)).summary.num_versions == 2
 
 
 def test_where_nobody_watches_nothing_happens() -> None:

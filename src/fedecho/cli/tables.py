@@ -168,7 +168,7 @@ def _times(paper: PaperTable, results: Path, seeds: tuple[int, ...]) -> tuple[di
     """Real seconds a version, or of an evaluation without training, by kind of cell, from what has run; and where it ran."""
     seen: dict[Any, list[float]] = {}
     places: set[str] = set()
-    for cell in paper.cells(tuple(sorted({*seeds, *OUR_SEEDS}))):
+    for cell in paper.cells(seeds if paper.own else tuple(sorted({*seeds, *OUR_SEEDS}))):
         found: CellResult | None = read_result(results, cell)
         if found is not None and not found.diverged:
             seen.setdefault(_kind(cell), []).append(found.summary["real_s"] / (found.summary["num_versions"] or 1))

@@ -55,9 +55,9 @@ class Task(Protocol):
 class HasInputs(Protocol):
     """A task that reads files, where a mistake in any of them should be found before the first client trains."""
 
-    def inputs(self, unlabeled: bool) -> Mapping[str, str]:
-        """Reads and checks all that a run needs, U too if ``unlabeled``: a digest of each part, by its name.
+    def read_inputs(self, unlabeled: bool) -> Mapping[str, str]:
+        """Reads and checks all that a run needs, U too if ``unlabeled``: a digest of each part by its name, and what else to say.
 
-        They stand in the run's record, and a run that goes on must find them again.
+        They stand in the run's record, and a run that goes on must find the digests (the first words) again.
         """
         ...

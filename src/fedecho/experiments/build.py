@@ -134,7 +134,7 @@ def _runtimes(experiment: Experiment) -> ClientRuntimes:
 
 def inputs_of(experiment: Experiment, task: Task) -> Mapping[str, str]:
     """All that ``task``, the experiment's, wherever it is placed, reads: read now, so that nothing is found wrong late."""
-    return task.inputs(distiller_of(experiment) is not None) if isinstance(task, HasInputs) else {}
+    return task.read_inputs(distiller_of(experiment) is not None) if isinstance(task, HasInputs) else {}
 
 
 def distiller_of(experiment: Experiment) -> Distiller | None:

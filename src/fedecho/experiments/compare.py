@@ -119,7 +119,7 @@ def _listen(news: "Queue[Any]", stop: Event) -> None:
 
 
 def _run_one(planned: Planned) -> None:
-    told = 0.0
+    told, asked = 0.0, False
     if _stop is not None and _stop.is_set():
         raise Interrupted("stopped before it began")
 
@@ -128,13 +128,14 @@ def _run_one(planned: Planned) -> None:
             _news.put((planned.label, text))
 
     def tell(state: RunState) -> None:
-        nonlocal told
+        nonlocal told, asked
         now = time.monotonic()
         if now - told > NEWS_EVERY_S or state.done:
             told = now
             if _news is not None:
                 _news.put((planned.label, state))
-            if _stop is not None and _stop.is_set():
+            if _stop is not None and _stop.is_set() and not asked:
+                asked = True  # twice would mean at once
                 signal.raise_signal(signal.SIGTERM)  # as if it had been asked itself
 
     with tracked(planned.track, planned.folder, config_of(planned.experiment), say) as tracker:

@@ -25,6 +25,7 @@ from fedecho.experiments.execution import SLOTS
 from fedecho.experiments.experiment import Experiment
 from fedecho.learning.replayed import ReplayedSteps
 from fedecho.learning.trainer import Trainer
+from fedecho.models import channel_ops
 from fedecho.models.fused import fused_inference
 from fedecho.models.kernel_check import fault, norm_shapes, without_kernels
 from fedecho.models.row_norm import with_row_norm
@@ -184,6 +185,7 @@ def forget_compiled() -> None:
     """What all runs of a process share is made anew: for who changes what it is made of."""
     for shared in (_shared_forward, _shared_inference, fault):
         shared.cache_clear()
+    channel_ops.FAULT = ""
     torch._dynamo.reset()
 
 

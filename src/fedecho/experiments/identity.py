@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from fedecho.core.types import Weights
-from fedecho.experiments.build import Simulation, inputs_of
+from fedecho.experiments.build import Simulation
 from fedecho.experiments.config import ConfigError, differences, from_config, to_config
 from fedecho.experiments.described import described
 from fedecho.experiments.experiment import Experiment
@@ -42,7 +42,6 @@ def check_same(folder: Path, experiment: Experiment) -> None:
         raise ConfigError(f"{folder} holds a run of another configuration: {'; '.join(found[:3])}")
     _check_model(folder, (header.get("notes") or {}).get(MODEL_FILES), experiment.task)
     _check_trace(folder, experiment, header)
-    _check_inputs(folder, experiment, header.get("inputs"))
 
 
 def _check_model(folder: Path, began_with: str | None, task: Any) -> None:
@@ -66,14 +65,12 @@ def _check_trace(folder: Path, experiment: Experiment, header: Line) -> None:
         )
 
 
-def _check_inputs(folder: Path, experiment: Experiment, before: Mapping[str, str] | None) -> None:
-    """A file of the same name may hold other data by now."""
-    now = inputs_of(experiment, experiment.task) if before else {}
-    for name, digest in (before or {}).items():
-        if now.get(name) != digest:
-            became = "is not what is read now" if name not in now else "has changed"
+def check_inputs(folder: Path, before: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """A file of the same name may hold other data by now. Records of before name none."""
+    for name, was in before.items():
+        if now.get(name, "").split()[:1] != was.split()[:1]:
             raise ConfigError(
-                f"{name} {became} since the run in {folder} began (its sha256 was {digest[:12]}...): "
+                f"{name} has changed since the run in {folder} began (its sha256 was {was[:12]}...): "
                 "put the old data back, or start in a new folder"
             )
 

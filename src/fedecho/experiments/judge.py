@@ -2,19 +2,23 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from fedecho.core.breaks import Stopped, Watch, watched
+from fedecho.core.breaks import Stopped, watched
 from fedecho.experiments.build import Simulation
 from fedecho.experiments.config import ConfigError
 
 
 @dataclass
 class Judge:
-    """``broken_off``: the newest version has still to be judged, now or when the run goes on."""
+    """``broken_off``: the newest version has still to be judged, now or when the run goes on.
+
+    A ``watch`` may have methods ``evaluating(done, total)`` and ``judged(version, time, scores)``, of what was made up for.
+    """
 
     simulation: Simulation
+    watch: Any
     stop: Callable[[], bool]
-    told: Watch
     broken_off: bool = False
 
     def is_due(self, version: int) -> bool:
@@ -34,7 +38,12 @@ class Judge:
             raise ConfigError(f"the task's evaluate() must give an accuracy; it gave {', '.join(scores) or 'nothing'}")
         return scores
 
+    def made_up(self, version: int, now: float, scores: dict[str, float] | None) -> None:
+        if scores is not None and hasattr(self.watch, "judged"):
+            self.watch.judged(version, now, scores)
+
     def _at(self, done: int, total: int) -> None:
-        self.told(done, total)
+        if hasattr(self.watch, "evaluating"):
+            self.watch.evaluating(done, total)
         if self.stop():
             raise Stopped

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedecho.core.checkpoint import write_atomically
 from fedecho.experiments.build import assembled, one_thread
-from fedecho.experiments.config import ConfigError, differences, to_config
+from fedecho.experiments.config import ConfigError, differences, from_config, to_config
 from fedecho.experiments.execution import Execution, check_same_arithmetic
 from fedecho.experiments.experiment import Experiment
 from fedecho.experiments.identity import check_same, config_of, header_of, is_finished, notes_of
@@ -78,29 +78,28 @@ def run_folder(runs: Path, cell: Cell) -> Path:
 def read_result(results: Path, cell: Cell) -> CellResult | None:
     """What is kept of a cell; an error if that was made with other settings."""
     path = path_of(results, cell)
+    if not path.is_file():
+        return None
+    wanted = to_config(first_of(cell).experiment())
     try:
-        kept = CellResult(**json.loads(path.read_text())) if path.is_file() else None
-    except (json.JSONDecodeError, TypeError) as error:
+        kept = CellResult(**json.loads(path.read_text()))
+        others = _other_settings(wanted, to_config(from_config(kept.config)), cell.row.untrained)
+    except (ConfigError, json.JSONDecodeError, TypeError, KeyError) as error:
         raise ValueError(f"{path} is damaged ({error}); remove it to run the cell again") from None
-    if kept is not None and (others := _other_settings(cell, kept)):
+    if others:
         raise ConfigError(
             f"{path} was made with other settings ({'; '.join(others[:3])}): give the same --set, or another --results folder"
         )
     return kept
 
 
-def _other_settings(cell: Cell, kept: CellResult) -> list[str]:
-    ours, theirs = to_config(first_of(cell).experiment()), kept.config
-    if cell.row.untrained:  # it does not matter how it would be trained
+def _other_settings(ours: Line, theirs: Line, untrained: bool) -> list[str]:
+    """Wherever its data were. What a fedecho of before did not know yet has its default."""
+    if untrained:  # it does not matter how it would be trained
         ours, theirs = {"task": ours["task"]}, {"task": theirs["task"]}
-    return differences(_of_then(ours, theirs), theirs)
-
-
-def _of_then(ours: Line, theirs: Line) -> Line:
-    """Ours, of the keys that were there when theirs was written; and wherever its data were."""
-    known = {key: value for key, value in ours.items() if key in theirs}
-    nested = {key: _of_then(value, theirs[key]) for key, value in known.items() if isinstance(value, dict) and theirs[key]}
-    return known | nested | ({"data_dir": theirs["data_dir"]} if "data_dir" in theirs else {})
+    for tree in (ours, theirs):
+        tree["task"].pop("data_dir", None)
+    return differences(ours, theirs)
 
 
 def run_cell(

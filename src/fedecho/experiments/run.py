@@ -20,7 +20,7 @@ from fedecho.experiments.ending import summary_of, write_end
 from fedecho.experiments.execution import DeviceName, Execution, ExecutorName, as_before, check_same_arithmetic
 from fedecho.experiments.experiment import Experiment
 from fedecho.experiments.folder import check_folder, owned
-from fedecho.experiments.identity import config_of, header_of, name_of, notes_of
+from fedecho.experiments.identity import check_inputs, config_of, header_of, name_of, notes_of
 from fedecho.experiments.judge import Judge
 from fedecho.experiments.record import RECORD, Line, Mark, Record, arrivals_digest, noting, read_header
 from fedecho.experiments.signals import stop_signals
@@ -132,7 +132,8 @@ class _Run:
         self.real_before = 0.0
         self.save_cost_s = 0.0
         self.standstill = Standstill(simulation.experiment)
-        self.judge = Judge(simulation, stop, getattr(watch, "evaluating", lambda done, total: None))
+        # Without a folder nothing could be made up for later.
+        self.judge = Judge(simulation, watch, stop if folder is not None else lambda: False)
         self.tally = Tally()
         self.began = self.saved_at = time.perf_counter()
 
@@ -164,7 +165,9 @@ class _Run:
         if self.folder is None:
             self.record = Record.in_memory(runtimes, every)
         elif resume:
-            execution.check_same_kernels(self.folder, read_header(self.folder)["execution"])
+            header = read_header(self.folder)
+            execution.check_same_kernels(self.folder, header["execution"])
+            check_inputs(self.folder, header.get("inputs") or {}, self.simulation.inputs)
             mark = self._restore(say)
             if mark is None:
                 say(f"there is no checkpoint in {self.folder} yet: the run begins anew")
@@ -178,8 +181,9 @@ class _Run:
     def finish(self) -> Result:
         experiment, server = self.simulation.experiment, self.simulation.server
         if self.judge.broken_off:
-            self._evaluate(server.model.version, self.simulation.transport.now)
-        if not self.judge.broken_off:
+            now = self.simulation.transport.now
+            self.judge.made_up(server.model.version, now, self._evaluate(server.model.version, now))
+        if not self.judge.broken_off and server.model.version < experiment.num_versions:
             drive(
                 server,
                 self.stopwatch,

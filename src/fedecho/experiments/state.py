@@ -36,6 +36,10 @@ class RunState:
         if scores is not None:
             self._judge(scores.get("accuracy"))
 
+    def judged(self, version: int, now: float, scores: dict[str, float]) -> None:
+        self.version, self.time, self.evaluated = version, now, ""
+        self._judge(scores.get("accuracy"))
+
     def recall(self, line: Line) -> None:
         """What a record tells of before the run was stopped."""
         if line["event"] == "arrival":
@@ -105,17 +109,29 @@ class Following:
 
     def evaluating(self, done: int, total: int) -> None:
         """A long evaluation goes on."""
+        self._recall()
         self.state.evaluated = f"  evaluating {done}/{total}"
+        self._tell(self.state)
+
+    def judged(self, version: int, now: float, scores: dict[str, float]) -> None:
+        """What was broken off when the run was stopped has been made up for."""
+        getattr(self._also, "judged", lambda version, now, scores: None)(version, now, scores)
+        self._recall()
+        self.state.judged(version, now, scores)
         self._tell(self.state)
 
     def __call__(self, moment: Moment, scores: dict[str, float] | None) -> None:
         if self._also is not None:
             self._also(moment, scores)
+        classes, client = self._recall(moment), moment.receipt.client
+        self.state.see(moment, scores, classes[client] if 0 <= client < len(classes) else "")
+        self._tell(self.state)
+
+    def _recall(self, moment: Moment | None = None) -> Sequence[str]:
+        """The classes of the clients; the first time, the past too, of which ``moment`` may be a part already."""
         if self._classes is None:
             self._classes = read_header(self._folder).get("clients", {}).get("classes", ())
             for line in read_record(self._folder):
-                if not _tells_of(moment, line):  # which may be there already
+                if moment is None or not _tells_of(moment, line):
                     self.state.recall(line)
-        client = moment.receipt.client
-        self.state.see(moment, scores, self._classes[client] if 0 <= client < len(self._classes) else "")
-        self._tell(self.state)
+        return self._classes

@@ -81,7 +81,7 @@ def _mean_score(found: list[CellResult], name: str) -> str:
 
 
 def finished(table: PaperTable, row: Row, column: Column, results: Path, seeds: tuple[int, ...]) -> list[CellResult]:
-    cells = (table.cell(row, column, seed) for seed in seeds)
+    cells = (table.cell(row, column, seed) for seed in (seeds[:1] if row.untrained else seeds))
     return [result for cell in cells if (result := read_result(results, cell)) is not None]
 
 

@@ -120,12 +120,12 @@ class CifarTask:
         images, labels = self._test
         return top1(module, images, labels, EVAL_CHUNK)
 
-    def inputs(self, unlabeled: bool) -> Mapping[str, str]:
-        """As ``HasInputs`` says; U is named by the files it came from."""
+    def read_inputs(self, unlabeled: bool) -> Mapping[str, str]:
+        """As ``HasInputs`` says; of U also the files it came from."""
         train, test = self._sets
         found: dict[str, str] = {self.dataset: arrays_sha256([train.pixels, train.labels, test.pixels, test.labels])}
         if unlabeled and self.num_unlabeled:
-            found[f"U: {self.provenance}"] = arrays_sha256([self._unlabeled_images.pixels])
+            found["U"] = f"{arrays_sha256([self._unlabeled_images.pixels])} of {self.provenance}"
         return found
 
     @property

@@ -140,7 +140,7 @@ class MathInstructTask:
             "num_questions": len(right),
         }
 
-    def inputs(self, unlabeled: bool) -> Mapping[str, str]:
+    def read_inputs(self, unlabeled: bool) -> Mapping[str, str]:
         """As ``HasInputs`` says; U is a part of ``train``."""
         _ = (self._train_spans, self._parts, self._prompts, self._test_spans, self._unlabeled_spans if unlabeled else None)
         return digests({"task.train": self.train, "task.test": self.test}, FILES, self.data_dir)

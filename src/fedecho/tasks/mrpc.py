@@ -106,7 +106,7 @@ class MrpcTask:
             "loss": float(cross_entropy(logits, labels)),
         }
 
-    def inputs(self, unlabeled: bool) -> Mapping[str, str]:
+    def read_inputs(self, unlabeled: bool) -> Mapping[str, str]:
         """As ``HasInputs`` says."""
         files = {"task.train": self.train, "task.dev": self.dev} | ({"task.unlabeled": self.unlabeled} if unlabeled else {})
         _ = (self._train_tokens, self._parts, self._dev, self._unlabeled_tokens if unlabeled else None)

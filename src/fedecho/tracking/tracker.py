@@ -44,8 +44,16 @@ class Tracker:
             return
         numbers: Numbers = {**moment.step.metrics, **(scores or {}), **self._counts, "virtual_s": moment.time}
         numbers["mean_staleness"] = self._stale / max(self._counts["accepted"], 1)
+        self._put(moment.step.model.version, numbers)
+
+    def judged(self, version: int, now: float, scores: Mapping[str, float]) -> None:
+        """An evaluation by itself: it was made up for after the run had been stopped in it."""
+        if self._thread.is_alive():
+            self._put(version, {**scores, "virtual_s": now})
+
+    def _put(self, version: int, numbers: Numbers) -> None:
         try:
-            self._waiting.put_nowait((moment.step.model.version, numbers))
+            self._waiting.put_nowait((version, numbers))
         except queue.Full:
             self._dropped += 1
 
