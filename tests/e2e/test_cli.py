@@ -19,7 +19,7 @@ from fedecho import ALGORITHMS, RECIPES, FedBuff, __version__, load, resume, sim
 from fedecho.cli import app
 from fedecho.core import breaks
 from fedecho.core.drive import Moment
-from fedecho.experiments import compare
+from fedecho.experiments import compare, state
 from fedecho.experiments.record import read_record
 from fedecho.experiments.run import Interrupted
 from fedecho.tasks import classification
@@ -255,6 +255,7 @@ def test_a_comparison_stopped_in_a_runs_last_evaluation_keeps_it(tmp_path: Path,
     stop = threading.Event()
     monkeypatch.setattr(compare, "_stop", stop)
     monkeypatch.setattr(compare, "NEWS_EVERY_S", 0.0)
+    monkeypatch.setattr(state, "LONG_S", 0.0)
     real = breaks.at
 
     def at(done: int, total: int) -> None:

@@ -12,6 +12,7 @@ import torch
 from fedecho import Experiment, load, resume, simulate
 from fedecho.core import breaks
 from fedecho.data.digits import read_digits
+from fedecho.experiments import state
 from fedecho.experiments.run import Interrupted
 from fedecho.experiments.state import Following, RunState
 from fedecho.tasks.gsm8k import Breaks
@@ -64,12 +65,16 @@ def test_a_run_that_is_stopped_in_an_evaluation_makes_it_up(tmp_path: Path, firs
     assert lines(tmp_path / "run") == lines(tmp_path / "whole")
 
 
-def test_how_far_an_evaluation_is_is_shown(tmp_path: Path) -> None:
+def test_how_far_an_evaluation_is_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told, watch = list[str](), Breaking()
     simulate(small(2), out=tmp_path / "run", watch=watch)
     num_test = len(read_digits()[1].labels)
     assert watch.seen == [(0, num_test)], "it is small enough to be judged in one go"
     follow = Following(tmp_path / "run", RunState(2), lambda state: told.append(state.text))
+    follow.evaluating(0, 10)
+    follow.evaluating(3, 10)
+    assert told == [], "a short one is not worth a word"
+    monkeypatch.setattr(state, "LONG_S", 0.0)
     follow.evaluating(3, 10)
     assert told[0].endswith("  evaluating 3/10")
 

@@ -1,5 +1,6 @@
 """The figures of a run that people watch while it goes on."""
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -8,6 +9,10 @@ from fedecho.experiments.record import Line, read_header, read_record, rounded
 
 Watch = Callable[[Moment, dict[str, float] | None], None]
 """Told of every moment, and of the scores where there was an evaluation."""
+
+
+LONG_S = 1.0
+"""From so many seconds on an evaluation is long."""
 
 
 class RunState:
@@ -106,12 +111,16 @@ class Following:
         self._folder = folder
         self._tell = tell
         self._classes: Sequence[str] | None = None
+        self._evaluating_since = 0.0
 
     def evaluating(self, done: int, total: int) -> None:
-        """A long evaluation goes on."""
-        self._recall()
-        self.state.evaluated = f"  evaluating {done}/{total}"
-        self._tell(self.state)
+        """An evaluation goes on; of a short one nothing is said."""
+        now = time.monotonic()
+        self._evaluating_since = now if done == 0 else self._evaluating_since
+        if now - self._evaluating_since >= LONG_S:
+            self._recall()
+            self.state.evaluated = f"  evaluating {done}/{total}"
+            self._tell(self.state)
 
     def judged(self, version: int, now: float, scores: dict[str, float]) -> None:
         """What was broken off when the run was stopped has been made up for."""
