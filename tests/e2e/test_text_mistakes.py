@@ -64,6 +64,7 @@ def test_texts_longer_than_the_model_takes(data: Path) -> None:
 
 def test_weights_that_are_missing(data: Path) -> None:
     one_clear_line([*MRPC, "--set", "task.model=nowhere"], "no model folder nowhere", "task.model")
+    one_clear_line([*MATH, "--set", "task.model=tiny-bert"], "saved as Bert", "is it a causal language model?")
     (data / "empty").mkdir()
     one_clear_line([*MRPC, "--set", "task.model=empty"], "empty holds no config.json")
     (data / "tiny-bert" / "model.safetensors").unlink()

@@ -134,7 +134,9 @@ def language_model(folder: Path) -> nn.Module:
     with torch.no_grad():
         hidden = model.eval().base_model(ids, use_cache=False).last_hidden_state
         if not torch.allclose(model.get_output_embeddings()(hidden), model(ids, use_cache=False).logits, atol=1e-4, rtol=1e-3):
-            raise ValueError(f"{folder}: this model changes its logits after the output layer, which is not supported")
+            kinds = ", ".join(model.config.architectures or ())
+            named = f" (it was saved as {kinds}: is it a causal language model?)" if kinds and "CausalLM" not in kinds else ""
+            raise ValueError(f"{folder}: this model changes its logits after the output layer, which is not supported{named}")
     language: nn.Module = model
     return language
 
