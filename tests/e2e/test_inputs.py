@@ -1,6 +1,7 @@
 """What a run reads is read before the first client trains, stands in its record, and must be the same when the run goes on."""
 
 import json
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ from official_files import generated, write_cifar10
 from tiny_text import write_world
 from typer.testing import CliRunner
 
+from fedecho import DigitsTask, load, resume, simulate
 from fedecho.cli import app
+from fedecho.core.digest import file_sha256
 
 MRPC = ["task.model=tiny-bert", "task.unlabeled_size=4", "eval_every=5"]
 MATH = ["task.model=tiny-llama", "task.train=gsm8k-train", "task.num_unlabeled=4", "task.max_new_tokens=2", "eval_every=5"]
@@ -108,6 +111,28 @@ def test_a_method_that_needs_no_u_does_not_ask_for_it(data: Path) -> None:
     settings = [word for setting in plain for word in ("--set", setting)]
     done = CliRunner().invoke(app, ["run", "cifar10", "--algorithm", "fedbuff", "--versions", "1", "--out", "run", *settings])
     assert done.exit_code == 0, done.output
+
+
+def test_a_task_of_ones_own_says_what_it_read(tmp_path: Path) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Mine(DigitsTask):
+        file: Path
+
+        def read_inputs(self, unlabeled: bool) -> dict[str, str]:
+            return {"my file": f"{file_sha256(self.file)} of {self.file.name}"}
+
+    (tmp_path / "mine.txt").write_text("one")
+    experiment = replace(load("digits", algorithm="fedbuff", versions=2), task=Mine(num_clients=20, file=tmp_path / "mine.txt"))
+    simulate(experiment, out=tmp_path / "run")
+    (tmp_path / "run" / "summary.json").unlink()
+    (tmp_path / "mine.txt").write_text("two")
+    with pytest.raises(ValueError, match=r"my file has changed since the run in .* began"):
+        resume(tmp_path / "run", experiment)
+    (tmp_path / "mine.txt").write_text("one")
+    assert resume(tmp_path / "run", experiment).summary.num_versions == 2
+    with pytest.raises(FileNotFoundError):
+        simulate(replace(experiment, task=replace(experiment.task, file=tmp_path / "gone")), out=tmp_path / "other")
+    assert not (tmp_path / "other").exists()
 
 
 def test_a_network_without_width_is_refused(data: Path) -> None:

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-Watch = Callable[[int, int], None]
+Told = Callable[[int, int], None]
 """Told how much is done of how much; it may raise ``Stopped``."""
-_WATCH: ContextVar[Watch | None] = ContextVar("watch", default=None)
+_TOLD: ContextVar[Told | None] = ContextVar("told", default=None)
 
 
 class Stopped(Exception):  # noqa: N818 (no error)
@@ -15,15 +15,15 @@ class Stopped(Exception):  # noqa: N818 (no error)
 
 def at(done: int, total: int) -> None:
     """For an evaluation of many parts to call between them. Where nobody watches, nothing happens."""
-    watch = _WATCH.get()
-    if watch is not None:
-        watch(done, total)
+    told = _TOLD.get()
+    if told is not None:
+        told(done, total)
 
 
 @contextmanager
-def watched(watch: Watch) -> Iterator[None]:
-    token = _WATCH.set(watch)
+def watched(told: Told) -> Iterator[None]:
+    token = _TOLD.set(told)
     try:
         yield
     finally:
-        _WATCH.reset(token)
+        _TOLD.reset(token)

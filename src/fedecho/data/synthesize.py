@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from fedecho.core.checkpoint import write_atomically
+from fedecho.core.digest import file_sha256
 from fedecho.core.rng import torch_rng
 
 PAPER_MODEL = "google/ddpm-cifar10-32"
@@ -149,7 +150,7 @@ def _origin(model: str, folder: Path, pipeline: Any) -> dict[str, Any]:
     return {
         "model": model,
         "commit": folder.name if folder.parent.name == "snapshots" else None,  # so the hub's cache names its folders
-        "model_sha256": {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files},
+        "model_sha256": {path.relative_to(folder).as_posix(): file_sha256(path) for path in files},
         "pipeline": type(pipeline).__name__,
         "scheduler": type(pipeline.scheduler).__name__,
     }

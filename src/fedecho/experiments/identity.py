@@ -5,13 +5,13 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import is_dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from fedecho.core.digest import arrays_sha256, file_sha256
 from fedecho.core.types import Weights
 from fedecho.experiments.build import Simulation
 from fedecho.experiments.config import ConfigError, differences, from_config, to_config
@@ -80,7 +80,7 @@ def trace_digest(experiment: Experiment) -> str | None:
     if trace is None:
         return None
     try:
-        return sha256(Path(trace).read_bytes()).hexdigest()
+        return file_sha256(Path(trace))
     except OSError as error:
         raise ConfigError(f"cannot read the trace {trace}: {error.strerror or error}") from None
 
@@ -90,9 +90,7 @@ def is_finished(folder: Path) -> bool:
 
 
 def model_digest(weights: Weights) -> str:
-    digest = sha256(weights.params.cpu().numpy().tobytes())
-    digest.update(weights.buffers.cpu().numpy().tobytes())
-    return digest.hexdigest()
+    return arrays_sha256([weights.params.cpu().numpy(), weights.buffers.cpu().numpy()])
 
 
 def name_of(algorithm: Any) -> str:

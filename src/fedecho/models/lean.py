@@ -1,7 +1,7 @@
 """A language model that trains adapters in low precision, with less traffic through memory.
 
-transformers' RMSNorm passes everything through float32 in eight little kernels; one does the same, but for rounding. peft takes
-the adapters' inputs to float32, from where autocast takes them back to the same bits.
+transformers' RMSNorm passes everything through float32, an operation at a time; torch's own does the same, but for rounding.
+peft takes the adapters' inputs to float32, from where autocast takes them back to the same bits.
 """
 
 from contextlib import suppress
@@ -17,7 +17,7 @@ EPS = ("variance_epsilon", "eps", "epsilon")
 
 
 class FusedRMSNorm(nn.Module):
-    """One kernel, which computes in float32 within. Takes the place of a model's own under the same name."""
+    """torch's own, in float32 within, and one kernel where it has one. Takes the place of a model's under the same name."""
 
     def __init__(self, weight: nn.Parameter, eps: float) -> None:
         super().__init__()
