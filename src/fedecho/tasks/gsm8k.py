@@ -15,6 +15,7 @@ from fedecho.data.instructions import Worked
 from fedecho.data.lines import BadLine
 from fedecho.data.ragged import Ragged
 from fedecho.models.pretrained import stop_tokens
+from fedecho.models.room import cache_with_room
 
 NUMBER = re.compile(r"(?:(?<!\w)-)?\$?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
 """A sign is no sign behind a letter or a digit: "10-12" ends with 12."""
@@ -78,8 +79,10 @@ def greedy_answers(
     for rows in ragged.lengths.argsort(descending=True, stable=True).split(batch_size):
         ids, mask = ragged.padded(rows, tokenizer.pad_token_id, left=True)
         breaks = Breaks(done, len(rows) / max_new_tokens, ids.shape[1], len(prompts))
+        cache = cache_with_room(model, ids.shape[1] + max_new_tokens)
+        kept = {} if cache is None else {"past_key_values": cache}
         with torch.no_grad():
-            made = model.generate(input_ids=ids, attention_mask=mask, stopping_criteria=[breaks], **greedy)
+            made = model.generate(input_ids=ids, attention_mask=mask, stopping_criteria=[breaks], **kept, **greedy)
         done += len(rows)
         texts = tokenizer.batch_decode(made[:, ids.shape[1] :].cpu(), skip_special_tokens=True)
         for row, text in zip(rows.tolist(), texts, strict=True):
