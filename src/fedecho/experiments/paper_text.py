@@ -33,7 +33,7 @@ LORA = (
     "task.train=gsm8k-train",
     "task.lora_rank=16",
     "task.lora_targets=q_proj,v_proj",
-    "task.eval_batch=1319",
+    "task.eval_batch=660",
     "local.batch_size=32",
 )
 LORA_LR = ("local.client_lr=2e-4",)
