@@ -51,7 +51,7 @@ def test_a_compiled_network_with_kernels_trains_as_one_without(kernels: set[str]
     images = torch.randn(50, 3, 32, 32, device="cuda").contiguous(memory_format=torch.channels_last)
     row_weight = torch.tensor([1 / 30] * 30 + [0.0] * 20, device="cuda")
     monkeypatch.setattr(channel_ops, "KERNELS", dict.fromkeys(kernels, 8))
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
         grad, statistics = gradients(params, images, row_weight)
         torch.cuda.synchronize()
     ran = {event.name for event in profile.events()}
