@@ -20,6 +20,7 @@ from fedecho.cli import app
 from fedecho.core.capture import Precision
 from fedecho.core.types import Dispatch
 from fedecho.distill.token_student import student_for
+from fedecho.experiments import state
 from fedecho.experiments.build import bound_network
 from fedecho.experiments.config import differences, to_config
 from fedecho.experiments.gpu import GpuParts
@@ -31,6 +32,7 @@ from fedecho.experiments.run import Result
 from fedecho.learning.trainer import Trainer
 from fedecho.models.pretrained import files_of
 from fedecho.report.paper_tables import figure_of
+from fedecho.report.progress import LiveProgress
 from fedecho.simulation.executors.executor import Job
 
 KINDS = {
@@ -169,6 +171,8 @@ def test_the_record_names_libraries_and_weights_and_a_resume_wants_the_same(
 
 def test_tables_name_every_stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(state, "LONG_S", 0.0)
+    monkeypatch.setattr(LiveProgress, "LINE_EVERY_S", 0.0)
     words = ["--executor", "serial", "--seeds", "0", "--results", "mine"]
     small = ["num_versions=2", "task.num_clients=6", "local.num_local_steps=1", "task.model=tiny-llama"]
     small += ["task.num_unlabeled=6", "task.max_new_tokens=2", "eval_every=1", "task.lora_rank=2"]
@@ -177,6 +181,7 @@ def test_tables_name_every_stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         only = ["--only", row, "--only", "smollm2-135m-5-versions"]
         made = CliRunner().invoke(app, ["table", "gsm8k", *only, *words, *settings])
         assert made.exit_code == 0, made.output
+        assert "evaluating 0/" in made.stderr, "of a long evaluation one sees how far it is"
     look = ["table", "gsm8k", "--only", "smollm2-135m-5-versions", *words, "--show", "--format", "csv"]
     assert "was made with other settings" in CliRunner().invoke(app, look).stderr
     shown = CliRunner().invoke(app, [*look, *settings]).stdout
@@ -192,6 +197,13 @@ def test_tables_name_every_stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert kept["evaluations"][0]["accuracy"] == kept["summary"]["last10_accuracy"]
     text = CliRunner().invoke(app, ["table", "gsm8k", "--only", "smollm2-135m-5", *words, *settings, "--show"]).stdout
     assert "prompt: " in text
+    assert "[1] tiny-llama in place of Qwen2.5-1.5B-Instruct\n[2] gsm8k-train in place of MathInstruct\n" in stripped(text)
+    marks = {line.split("  ")[1]: line.split("  ")[-1] for line in stripped(text).splitlines() if line.endswith("]")}
+    assert marks == {"before training": "[1] [2] [3]", "FedBuff": "[1] [2] [3] [4] [5]"}, "once below, by number in the rows"
+
+
+def stripped(text: str) -> str:
+    return "\n".join(line.rstrip() for line in text.splitlines())
 
 
 def test_scores_are_of_the_evaluations_that_accuracy_is_of(tmp_path: Path) -> None:

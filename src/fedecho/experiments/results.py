@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from fedecho.core.breaks import watched
 from fedecho.core.checkpoint import write_atomically
 from fedecho.experiments.build import assembled, one_thread
 from fedecho.experiments.config import ConfigError, differences, from_config, to_config
@@ -114,7 +115,7 @@ def run_cell(
     """Run a cell, or go on with it where it was stopped, and keep its result."""
     experiment, folder = cell.experiment(), run_folder(runs, cell)
     if cell.row.untrained:
-        return _kept(results, cell, _untrained(cell, experiment, Execution(**options)))
+        return _kept(results, cell, _untrained(cell, experiment, Execution(**options), watch))
     resume = (folder / RECORD).exists()
     if resume:
         check_same_arithmetic(folder, read_header(folder)["execution"], Execution(**options))
@@ -148,11 +149,12 @@ def _so_far(folder: Path) -> dict[str, Any]:
     return {"num_versions": max((line["version"] for line in read_record(folder) if line["event"] == "version"), default=0)}
 
 
-def _untrained(cell: Cell, experiment: Experiment, execution: Execution) -> CellResult:
+def _untrained(cell: Cell, experiment: Experiment, execution: Execution, watch: Watch | None) -> CellResult:
     """The model as it was, evaluated once."""
     began = time.perf_counter()
     with one_thread(), assembled(experiment, execution) as simulation:
-        scores = simulation.evaluate()
+        with watched(getattr(watch, "evaluating", lambda done, total: None)):
+            scores = simulation.evaluate()
         header = header_of(simulation, config_of(experiment), simulation.execution.described())
     accuracy, real_s = scores["accuracy"], round(time.perf_counter() - began, 3)
     summary = {"num_versions": 0, "last10_accuracy": accuracy, "final_accuracy": accuracy, "scores": scores, "real_s": real_s}

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedecho.core.drive import Moment
-from fedecho.experiments.record import Line, read_header, read_record, rounded
+from fedecho.experiments.record import RECORD, Line, read_header, read_record, rounded
 
 Watch = Callable[[Moment, dict[str, float] | None], None]
 """Told of every moment, and of the scores where there was an evaluation."""
@@ -138,6 +138,8 @@ class Following:
 
     def _recall(self, moment: Moment | None = None) -> Sequence[str]:
         """The classes of the clients; the first time, the past too, of which ``moment`` may be a part already."""
+        if self._classes is None and not (self._folder / RECORD).exists():  # nothing runs: a model is judged as it is
+            return ()
         if self._classes is None:
             self._classes = read_header(self._folder).get("clients", {}).get("classes", ())
             for line in read_record(self._folder):

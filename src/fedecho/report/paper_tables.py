@@ -3,16 +3,32 @@
 import csv
 import io
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from rich.text import Text
 
 from fedecho.experiments.config import load
 from fedecho.experiments.paper import Column, PaperTable, Row
 from fedecho.experiments.results import CellResult, read_result
+
+OWN = "the paper's own"
+
+
+@dataclass
+class Marks:
+    """Numbers for what would be said in every row."""
+
+    known: dict[str, str] = field(default_factory=dict)
+
+    def of(self, text: str) -> str:
+        return text if text == OWN else self.known.setdefault(text, f"[{len(self.known) + 1}]")
+
+    def told(self) -> str:
+        return "\n".join(f"{mark} {text}" for text, mark in self.known.items())
 
 
 @dataclass(frozen=True)
@@ -23,11 +39,13 @@ class Figure:
     paper: str
     seeds: int
     scores: tuple[str, ...] = ()
-    stand_in: str = ""
+    stand_ins: tuple[tuple[str, ...], ...] = ()
+    """All in which its runs are not the paper's, for each kind of run."""
 
-    def beside(self, table: PaperTable) -> list[str]:
-        """The cells of a row, as ``headings_of`` names them."""
-        stand_in = [self.stand_in] if table.names_stand_ins else []
+    def beside(self, table: PaperTable, marks: Marks | None = None) -> list[str]:
+        """The cells of a row, as ``headings_of`` names them; with ``marks``, stand-ins are told by their numbers."""
+        told = ["; ".join(each) if marks is None else " ".join(map(marks.of, each)) for each in self.stand_ins]
+        stand_in = [" or ".join(told)] if table.names_stand_ins else []
         return [self.ours, *self.scores, str(self.seeds or ""), self.paper, *stand_in]
 
 
@@ -45,7 +63,7 @@ def figure_of(table: PaperTable, row: Row, column: Column, results: Path, seeds:
         paper=_said(*paper) if paper else "",
         seeds=len(ended),
         scores=tuple(_mean_score(found, name) for name, _ in table.scores),
-        stand_in=" or ".join(sorted({_ran_on(table, row, result) for result in ended})) if table.names_stand_ins else "",
+        stand_ins=tuple(sorted({_ran_on(table, row, result) for result in ended})) if table.names_stand_ins else (),
     )
 
 
@@ -56,15 +74,15 @@ def _ours(values: list[float], diverged: int) -> str:
     return mean if not diverged else f"{mean} ({diverged} diverged)" if values else "diverged"
 
 
-def _ran_on(table: PaperTable, row: Row, result: CellResult) -> str:
+def _ran_on(table: PaperTable, row: Row, result: CellResult) -> tuple[str, ...]:
     """All in which a run is not the paper's: what its task stood in for, its number of versions and its local learning rate."""
     paper = load(table.recipe, algorithm=row.algorithm)
     versions, client_lr = result.config["num_versions"], result.config["local"]["client_lr"]
-    told = [result.stand_in] if result.stand_in else []
+    told = result.stand_in.split("; ") if result.stand_in else []
     if not row.untrained:
         told += [] if versions == paper.num_versions else [f"{versions} versions in place of {paper.num_versions}"]
         told += [] if client_lr == paper.local.client_lr else [f"client_lr {client_lr:g} in place of {paper.local.client_lr:g}"]
-    return "; ".join(told) or "the paper's own"
+    return tuple(told) or (OWN,)
 
 
 def _said(mean: float, deviation: float | None) -> str:
@@ -75,9 +93,11 @@ def _mean_score(found: list[CellResult], name: str) -> str:
     """The mean over seeds, each of the same evaluations as its accuracy; shares in %, losses as they are."""
     scores = [result.score(name) for result in found]
     known = [score for score in scores if score is not None]
-    scale = 1 if "loss" in name else 100
     last = " (last)" if any(score.only_last for score in known) else ""
-    return f"{scale * fmean(score.value for score in known):.2f}{last}" if known else ""
+    if not known:
+        return ""
+    mean = fmean(score.value for score in known)
+    return f"{mean:.3f}{last}" if "loss" in name else f"{100 * mean:.2f}{last}"
 
 
 def finished(table: PaperTable, row: Row, column: Column, results: Path, seeds: tuple[int, ...]) -> list[CellResult]:
@@ -114,12 +134,15 @@ def as_csv(lines: list[list[str]]) -> str:
 def as_text(table: PaperTable, results: Path, seeds: tuple[int, ...]) -> Iterator[Table]:
     """A small table for each column: they are read one below the other."""
     for column in table.columns:
-        shown = Table(title=f"{table.title}: {column.label}", title_justify="left", box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
+        title = f"{table.title}: {column.label}"
+        shown = Table(title=title, title_justify="left", caption_justify="left", box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
         for heading in ("method", *headings_of(table)):
             words = heading in ("method", "ran on")  # where a terminal is narrow, words are folded and figures are whole
             shown.add_column(heading, justify="left" if words else "right", no_wrap=not words, overflow="fold")
+        marks = Marks()
         for row in table.rows:
-            shown.add_row(row.label, *figure_of(table, row, column, results, seeds).beside(table))
+            shown.add_row(row.label, *figure_of(table, row, column, results, seeds).beside(table, marks))
+        shown.caption = Text(f"{marks.told()}\n") if marks.known else None
         yield shown
 
 
