@@ -8,6 +8,7 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
+from fedecho.core.narrow import without_narrow
 from fedecho.core.types import Weights
 
 
@@ -99,6 +100,8 @@ class Layout:
     def bind(self, module: nn.Module, device: torch.device | str = "cpu") -> "BoundNetwork":
         """Make the module's tensors VIEWS of new vectors: loading a model is then one copy, a step one addition."""
         module.to(device)
+        if torch.device(device).type == "cpu":
+            module = without_narrow(module)
         weights = self.pack(module)
         grads = torch.zeros_like(weights.params)
         tensors = dict(module.named_parameters())
