@@ -144,7 +144,15 @@ def agreement(versions: Versions, t: int, sent: Sent, floor: float) -> float:
     return max(float(way @ sent.delta / (np.linalg.norm(way) * np.linalg.norm(sent.delta))), floor)
 
 
-def fedac(eta: float, num_clients: int, b1: float = 0.6, b2: float = 0.9, eps: float = 1e-8, floor: float = 0.1) -> Step:
+def fedac(
+    eta: float,
+    num_clients: int,
+    b1: float = 0.6,
+    b2: float = 0.9,
+    eps: float = 1e-8,
+    floor: float = 0.1,
+    weighted_c: bool = True,
+) -> Step:
     def weights(versions: Versions, t: int, arrivals: Sequence[Sent]) -> Array:
         r = np.array([agreement(versions, t, a, floor) for a in arrivals])
         return r / r.sum()
@@ -156,7 +164,10 @@ def fedac(eta: float, num_clients: int, b1: float = 0.6, b2: float = 0.9, eps: f
         ahead = b1 * m + (1 - b1) * d[-1]
         c = versions[0].correction
         for ws, arrivals in zip(shares, rounds, strict=True):
-            c = c + len(arrivals) / num_clients * sum(w * a.correction for w, a in zip(ws, arrivals, strict=True))
+            if weighted_c:
+                c = c + len(arrivals) / num_clients * sum(w * a.correction for w, a in zip(ws, arrivals, strict=True))
+            else:
+                c = c + np.mean([a.correction for a in arrivals], axis=0) * (len(arrivals) / num_clients)
         return moved(versions, rounds[-1], eta * ahead / (np.sqrt(v) + eps), c)
 
     return step

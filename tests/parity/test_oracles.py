@@ -73,6 +73,17 @@ def test_fedac_without_control_variates_asks_for_none_and_steps_as_with_correcti
     assert all(model.correction is None for model in scenarios.play(without, first, rounds)[1:])
 
 
+@pytest.mark.parametrize("weighted", [True, False])
+def test_fedacs_c_is_the_mean_of_all_c_i_unless_it_is_weighted(weighted: bool) -> None:
+    """c_i is the sum of what client i ever sent; clients that were never heard have 0."""
+    algorithm = FedAC(buffer_size=M, num_clients=N, server_lr=0.05, weighted_correction=weighted)
+    first, rounds = scenarios.first_model(), scenarios.draw_rounds(0, buffer_size=M)
+    last = scenarios.play(algorithm, first, rounds)[-1].correction
+    assert last is not None
+    mean = sum(one.correction for arrivals in rounds for one in arrivals) / N
+    assert np.allclose(last.numpy(), mean, rtol=1e-9, atol=1e-12) == (not weighted)
+
+
 @pytest.mark.parametrize("tau_c", [0, 1, 4])
 def test_fadas_slows_down_above_the_threshold_only(tau_c: int) -> None:
     """One buffer at tau_c, one whose stalest is at tau_c + 1, one at 0: eta, eta / (tau_c + 1) and eta again."""

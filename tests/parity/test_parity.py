@@ -42,6 +42,10 @@ METHODS: dict[str, tuple[Callable[[], Any], Callable[[], oracle.Step]]] = {
     ),
     "ca2fl": (lambda: CA2FL(buffer_size=M, num_clients=N, server_lr=0.9), lambda: oracle.ca2fl(0.9, N)),
     "fedac": (lambda: FedAC(buffer_size=M, num_clients=N, server_lr=0.05), lambda: oracle.fedac(0.05, N)),
+    "fedac-plain-c": (
+        lambda: FedAC(buffer_size=M, num_clients=N, server_lr=0.05, weighted_correction=False),
+        lambda: oracle.fedac(0.05, N, weighted_c=False),
+    ),
     "fadas": (lambda: FADAS(buffer_size=M, server_lr=0.05), lambda: oracle.fadas(0.05)),
     "fadas-adaptive": (
         lambda: FADAS(buffer_size=M, server_lr=0.05, delay_adaptive=True, staleness_threshold=8),
@@ -102,7 +106,7 @@ def test_method_matches_oracle(name: str, seed: int) -> None:
     algorithm, step = METHODS[name]
     first, rounds = scenarios.first_model(seed), rounds_for(name, seed)
     models = scenarios.play(algorithm(), first, rounds)
-    assert (models[-1].correction is not None) == (name == "fedac")
+    assert (models[-1].correction is not None) == name.startswith("fedac")
     scenarios.assert_same(models, oracle.run(step(), first, rounds), TOLERANCE)
 
 

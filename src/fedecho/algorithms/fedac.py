@@ -14,7 +14,7 @@ from fedecho.core.types import Advance, Arrival, GlobalModel, Weights
 
 @dataclass(frozen=True, slots=True)
 class Prospect:
-    """The buffer with deltas weighted by r_i, the sums of r_i and of r_i dc_i, the two moments, and c (which is published)."""
+    """The buffer with deltas weighted by r_i, the sums of r_i and of what moves c, the two moments, and c (which is published)."""
 
     buffer: Buffer
     weight_sum: float
@@ -30,6 +30,8 @@ class FedAC:
 
     r_i = max(cos(x_t - x_s, Delta_i), ``min_agreement``), 1 for a fresh update; D = sum r_i Delta_i / sum r.
     ``control_variates = False`` leaves the clients' steps uncorrected (docs/algorithms.md says when that is better).
+    ``weighted_correction = False`` moves c by sum dc_i / N, so that it stays the mean of all c_i; weighted by r_i too, as in
+    the public implementation, it drifts away from that mean for good.
     """
 
     buffer_size: int
@@ -40,6 +42,7 @@ class FedAC:
     eps: float = 1e-8
     min_agreement: float = 0.1
     control_variates: bool = True
+    weighted_correction: bool = True
 
     def __post_init__(self) -> None:
         check_buffered(self.buffer_size, self.server_lr)
@@ -62,7 +65,7 @@ class FedAC:
         if self.control_variates:
             if update.correction is None:
                 raise ValueError(f"client {update.client} sent no correction; FedAC's clients must train with control variates")
-            state.correction_sum.add_(update.correction, alpha=weight)
+            state.correction_sum.add_(update.correction, alpha=weight if self.weighted_correction else 1.0)
         buffer = state.buffer.add(update.delta, update.buffers, weight)
         return replace(state, buffer=buffer, weight_sum=state.weight_sum + weight)
 
@@ -75,8 +78,8 @@ class FedAC:
         second = state.second.mul_(self.beta2).addcmul_(mean, mean, value=1 - self.beta2)
         ahead = self.beta1 * first + (1 - self.beta1) * mean
         params = model.weights.params.addcdiv(ahead, second.sqrt().add_(self.eps), value=self.server_lr)
-        share = state.buffer.size / self.num_clients
-        correction = state.correction.add(state.correction_sum, alpha=share / state.weight_sum)
+        share, weight_sum = (state.buffer.size, state.weight_sum) if self.weighted_correction else (1, 1.0)
+        correction = state.correction.add(state.correction_sum, alpha=share / self.num_clients / weight_sum)
         weights = Weights(params, state.buffer.mean_buffers())
         fresh = replace(
             state,

@@ -243,7 +243,7 @@ class Server(Generic[S]):
         return receipt if receipt.status == "lost" else Receipt("left", client)
 
     def forget_corrections(self) -> None:
-        """c = 0, for clients that come back without their c_i: c is the mean of them, and c - c_i corrects every step."""
+        """c = 0, for clients that come back without their c_i: c stands for their mean, and c - c_i corrects every step."""
         if not self.demands.control_variates:
             return
         algorithm: Any = self.algorithm
