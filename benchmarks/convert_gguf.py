@@ -18,12 +18,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 def same_ends(tokenizer: Any, config: Any) -> None:
     """The token that ends a text is another for the tokenizer than for the model: then it was not read as it is."""
-    if tokenizer.eos_token_id != config.eos_token_id or tokenizer.pad_token_id is None:
-        told = f"ends texts with token {tokenizer.eos_token_id} and pads with {tokenizer.pad_token_id}"
-        sys.exit(
-            f"as transformers {transformers.__version__} reads the file, its tokenizer {told}, where the model ends them with "
-            f"{config.eos_token_id}: nothing was written, try another version (5.22.2 is known to read SmolLM2's)"
+    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    if tokenizer.eos_token_id not in ends:
+        read = (
+            f"as transformers {transformers.__version__} reads the file, its tokenizer ends texts with {tokenizer.eos_token_id}"
         )
+        told = f"the model with {' or '.join(map(str, ends))}: nothing was written"
+        sys.exit(f"{read}, {told}, try another version (5.22.2 reads SmolLM2's as it is)")
+    if tokenizer.pad_token_id is None:
+        print("the tokenizer has no token to pad with: name one with --set task.pad_token=...", file=sys.stderr)
 
 
 def convert(file: Path, out: Path) -> None:

@@ -31,7 +31,7 @@ from fedecho.experiments.results import path_of
 from fedecho.experiments.run import Result
 from fedecho.learning.trainer import Trainer
 from fedecho.models.pretrained import files_of
-from fedecho.report.paper_tables import figure_of
+from fedecho.report.paper_tables import View
 from fedecho.report.progress import LiveProgress
 from fedecho.simulation.executors.executor import Job
 
@@ -159,12 +159,16 @@ def test_the_record_names_libraries_and_weights_and_a_resume_wants_the_same(
     header, config = read_header(tmp_path / "run"), world / "tiny-llama" / "config.json"
     for name in ("transformers", "tokenizers", "peft"):
         assert header["software"][name] == version(name)
-    assert re.fullmatch(r"sha256 [0-9a-f]{64}", header["notes"]["model files"])
-    text = config.read_text()
-    config.write_text(text + "\n")
-    with pytest.raises(ValueError, match=r"run began with tiny-llama of sha256 .* but its files are now sha256"):
-        resume(tmp_path / "run")
-    config.write_text(text)
+    weights, tokenizer = header["notes"]["model files"].split(", tokenizer ")
+    assert re.fullmatch(r"sha256 [0-9a-f]{64} sha256 [0-9a-f]{64}", f"{weights} {tokenizer}")
+    for path in (config, world / "tiny-llama" / "tokenizer.json", world / "tiny-llama" / "chat_template.jinja"):
+        text = path.read_text()
+        path.write_text(text + "\n")
+        with pytest.raises(ValueError, match=r"run began with tiny-llama of sha256 .* but its files are now sha256"):
+            resume(tmp_path / "run")
+        path.write_text(text)
+    record = tmp_path / "run" / "run.jsonl"  # as one of before, which named the weights alone
+    record.write_text(record.read_text().replace(f"{weights}, tokenizer {tokenizer}", weights))
     assert resume(tmp_path / "run").summary.notes == header["notes"]
     assert files_of(Path("hub/models--a--b/snapshots/0123abc")) == "hub commit 0123abc"
 
@@ -189,7 +193,8 @@ def test_tables_name_every_stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for row, paper in (("before training", "42.38"), ("FedBuff", "52.08")):
         assert f",1,{paper},tiny-llama in place of Qwen2.5-1.5B-Instruct; gsm8k-train in place of MathInstruct" in lines[row]
         assert "; LoRA of rank 2 on q_proj and v_proj in place of the whole model" in lines[row]
-    assert "; 2 versions in place of 5; client_lr 0.0002 in place of 3e-05" in lines["FedBuff"]
+    assert "; 2 versions in place of 5; client_lr 0.0002 in place of 3e-05; " in lines["FedBuff"]
+    assert "; batch_size 32 in place of 8" in lines["FedBuff"]
     assert "s.e.,loss,seeds,paper,ran on" in shown
     assert not any(column == "SmolLM2-135M, 45 versions" for _, column in TABLES["gsm8k"].values), "the paper ran five"
     kept = json.loads((tmp_path / "mine" / "gsm8k" / "before-training-smollm2-135m-5-versions-seed0.json").read_text())
@@ -199,7 +204,7 @@ def test_tables_name_every_stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "prompt: " in text
     assert "[1] tiny-llama in place of Qwen2.5-1.5B-Instruct\n[2] gsm8k-train in place of MathInstruct\n" in stripped(text)
     marks = {line.split("  ")[1]: line.split("  ")[-1] for line in stripped(text).splitlines() if line.endswith("]")}
-    assert marks == {"before training": "[1] [2] [3]", "FedBuff": "[1] [2] [3] [4] [5]"}, "once below, by number in the rows"
+    assert marks == {"before training": "[1 2 3]", "FedBuff": "[1 2 3 4 5 6 7]"}, "once below, by number in the rows"
 
 
 def stripped(text: str) -> str:
@@ -215,7 +220,7 @@ def test_scores_are_of_the_evaluations_that_accuracy_is_of(tmp_path: Path) -> No
     path_of(tmp_path, cell).parent.mkdir()
     for evaluations, shown in ((lines, "6.50"), ([{"accuracy": 0.5}, *lines[-2:]], "11.00 (last)")):
         path_of(tmp_path, cell).write_text(json.dumps(kept | {"evaluations": evaluations}))
-        assert figure_of(table, ECHO, table.columns[1], tmp_path, (0, 1)).scores == (shown,)
+        assert View(table, tmp_path, (0, 1)).figure(ECHO, table.columns[1]).scores == (shown,)
 
 
 def test_what_is_kept_of_every_client_is_in_main_memory_for_a_language_model() -> None:

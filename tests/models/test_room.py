@@ -1,6 +1,8 @@
 """A cache whose memory is taken once beside the one that a model makes for itself."""
 
+import gc
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -43,6 +45,21 @@ def test_the_same_answers_from_memory_that_is_taken_once(kind: str) -> None:
         assert layer.keys.data_ptr() == layer.update.keys.data_ptr(), "a view of the room, no copy"
         assert layer.get_seq_length() == PROMPTS.shape[1] + NEW - 1
         assert layer.update.keys.shape[-2] == PROMPTS.shape[1] + NEW
+
+
+def test_the_memory_is_free_when_the_answers_are_there() -> None:
+    """Not only when Python looks for circles: the next batch would take as much again."""
+    model = model_of("Llama")
+    cache = cache_with_room(model, PROMPTS.shape[1] + NEW)
+    gc.disable()
+    try:
+        generated(model, past_key_values=cache)
+        rooms = [ref(layer.update.keys) for layer in cache.layers]
+        assert all(room() is not None for room in rooms)
+        del cache
+        assert all(room() is None for room in rooms)
+    finally:
+        gc.enable()
 
 
 def test_keys_and_values_may_be_of_two_precisions() -> None:

@@ -48,7 +48,7 @@ def _check_model(folder: Path, began_with: str | None, task: Any) -> None:
     """A folder of the same name may hold other weights by now."""
     if began_with is None or not hasattr(task, "model_files"):
         return
-    if task.model_files != began_with:
+    if not task.model_files.startswith(began_with):
         raise ConfigError(
             f"{folder} began with {task.model} of {began_with}, but its files are now {task.model_files}: "
             "put the former files back, or start in a new folder"

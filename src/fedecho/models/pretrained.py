@@ -1,7 +1,7 @@
 """Models of the Hugging Face kind, from a folder or, if a name at the hub is given, from there. Never unpickles anything."""
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 from inspect import signature
@@ -15,6 +15,17 @@ from fedecho.core.digest import file_sha256
 
 FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 CONFIG = "config.json"
+WORDS = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "*.model",
+    "*.jinja",
+    "generation_config.json",
+)
+"""Files that say how texts become tokens and back, and where an answer ends."""
 TYPES = "token_type_ids"
 OFFSET = ("roberta", "xlm-roberta", "camembert", "mpnet", "longformer")
 """Models that number positions from the padding token's number plus one on, and so take that many tokens fewer."""
@@ -67,12 +78,19 @@ def _from_hub(name: str) -> Path:
 
 
 def files_of(folder: Path) -> str:
-    """Which weights these are: the commit at the hub, or the SHA-256 of the configuration and the weights in a folder."""
+    """Which model this is: the commit at the hub, or the SHA-256 of the configuration and the weights, and that of the tokenizer.
+
+    Records of before have the first alone, which is how this begins.
+    """
     if folder.parent.name == "snapshots":  # the hub's cache names its folders by commit
         return f"hub commit {folder.name}"
-    parts = [folder / CONFIG, *sorted(folder.glob("*.safetensors"))]
-    whole = sha256("".join(f"{path.name} {file_sha256(path)}\n" for path in parts).encode())
-    return f"sha256 {whole.hexdigest()}"
+    words = sorted({path for pattern in WORDS for path in folder.glob(pattern) if path.is_file()})
+    return f"{_digest([folder / CONFIG, *sorted(folder.glob('*.safetensors'))])}, tokenizer {_digest(words)}"
+
+
+def _digest(paths: Iterable[Path]) -> str:
+    lines = "".join(f"{path.name} {file_sha256(path)}\n" for path in paths)
+    return f"sha256 {sha256(lines.encode()).hexdigest()}"
 
 
 def load_tokenizer(folder: Path, pad_token: str | None = None) -> Any:

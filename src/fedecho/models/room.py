@@ -7,6 +7,7 @@ little larger than what was freed before, so that little of it can be used again
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
+from weakref import proxy
 
 from torch import Tensor
 
@@ -15,7 +16,10 @@ from fedecho.models.pretrained import library
 
 @dataclass
 class Room:
-    """Takes the place of ``update`` in one layer of a cache that grows: the same answers."""
+    """Takes the place of ``update`` in one layer of a cache that grows: the same answers.
+
+    It knows its layer weakly, so that both go, and gigabytes with them, as soon as nobody uses the cache.
+    """
 
     layer: Any
     length: int
@@ -45,5 +49,5 @@ def cache_with_room(model: Any, length: int) -> Any:
     if "past_key_values" not in signature(model.forward).parameters or {type(layer) for layer in cache.layers} != {plain}:
         return None
     for layer in cache.layers:
-        layer.update = Room(layer, length)
+        layer.update = Room(proxy(layer), length)
     return cache
