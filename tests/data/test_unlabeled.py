@@ -71,7 +71,27 @@ def test_official_files_come_before_a_stand_in(tmp_path: Path) -> None:
 
 def test_the_synthetic_set_has_no_official_files(tmp_path: Path) -> None:
     np.save(tmp_path / "synthetic-32.npy", generated(12, 10)[0])
-    assert read_unlabeled("synthetic", tmp_path, 5, seed=0).provenance == "synthetic-32.npy"
+    told = "synthetic-32.npy, of unknown origin, in place of google/ddpm-cifar10-32"
+    assert read_unlabeled("synthetic", tmp_path, 5, seed=0).provenance == told
+
+
+@pytest.mark.parametrize(
+    ("beside", "told"),
+    [
+        ({"model": "google/ddpm-cifar10-32"}, "of google/ddpm-cifar10-32"),
+        ({"model": "./mine"}, "of ./mine, in place of google/ddpm-cifar10-32"),
+        ({"model": "./mine", "sha256": "0" * 64}, "of unknown origin, in place of google/ddpm-cifar10-32"),
+        (["no object"], "of unknown origin, in place of google/ddpm-cifar10-32"),
+    ],
+    ids=["the paper's", "another", "of another array", "nonsense"],
+)
+def test_a_synthetic_set_says_which_model_drew_it(tmp_path: Path, beside: object, told: str) -> None:
+    array = tmp_path / "synthetic-32.npy"
+    np.save(array, generated(12, 10)[0])
+    if isinstance(beside, dict):
+        beside = {"sha256": sha256(array.read_bytes()).hexdigest(), **beside}
+    (tmp_path / "synthetic-32.npy.json").write_text(json.dumps(beside))
+    assert read_unlabeled("synthetic", tmp_path, 5, seed=0).provenance == f"synthetic-32.npy, {told}"
 
 
 @pytest.mark.parametrize("source", ["cifar10", "stl10", "synthetic", "no/such/folder"])

@@ -24,8 +24,8 @@ from torch.nn import functional
 from fedecho.core.checkpoint import write_atomically
 from fedecho.core.digest import file_sha256
 from fedecho.core.rng import torch_rng
+from fedecho.data.origin import PAPER_MODEL, beside
 
-PAPER_MODEL = "google/ddpm-cifar10-32"
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 INDEX = "model_index.json"
 SETTINGS = "settings.json"
@@ -59,7 +59,7 @@ def synthesize(
     settings = _origin(model, folder, pipeline)
     settings |= {"steps": steps, "seed": seed, "count": num, "size": size, "batch_size": batch_size}
     settings |= {"device": pipeline.device.type, "diffusers": diffusers.__version__, "torch": str(torch.__version__)}
-    parts = _beside(out, ".parts")
+    parts = beside(out, ".parts")
     if not _is_finished(out, parts, settings):
         parts.mkdir(parents=True, exist_ok=True)
         write_atomically(parts / SETTINGS, _json(settings))
@@ -158,7 +158,7 @@ def _origin(model: str, folder: Path, pipeline: Any) -> dict[str, Any]:
 
 def _is_finished(out: Path, parts: Path, settings: dict[str, Any]) -> bool:
     """Whether the set is there; an error if what is there, whole or begun, is another one."""
-    place, source = (out, _beside(out, ".json")) if out.exists() else (parts, parts / SETTINGS)
+    place, source = (out, beside(out, ".json")) if out.exists() else (parts, parts / SETTINGS)
     if not source.exists():
         if out.exists():
             raise ValueError(f"{out} exists, and nothing says what it came from: remove it or give another place")
@@ -193,7 +193,7 @@ def _pixels(images: NDArray[np.float32], size: int) -> NDArray[np.uint8]:
 def _join(out: Path, parts: Path, settings: dict[str, Any]) -> None:
     data = _npy(np.concatenate([np.load(path) for path in sorted(parts.glob("part-*.npy"))]))
     # The array last: where it stands, the file beside it is its own.
-    write_atomically(_beside(out, ".json"), _json({**settings, "sha256": hashlib.sha256(data).hexdigest()}))
+    write_atomically(beside(out, ".json"), _json({**settings, "sha256": hashlib.sha256(data).hexdigest()}))
     write_atomically(out, data)
 
 
@@ -203,10 +203,6 @@ def _remove(parts: Path) -> None:
         path.unlink()
     if parts.exists():
         parts.rmdir()
-
-
-def _beside(out: Path, ending: str) -> Path:
-    return out.with_name(out.name + ending)
 
 
 def _npy(array: NDArray[np.uint8]) -> bytes:

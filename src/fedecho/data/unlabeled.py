@@ -13,6 +13,7 @@ from fedecho.core.rng import numpy_rng
 from fedecho.data.cifar import read_cifar10, read_cifar100
 from fedecho.data.images import Images, Pixels, Rows, taken
 from fedecho.data.locate import FOLDERS, MissingDataError, data_folder, remedy
+from fedecho.data.origin import drawn_from
 from fedecho.data.stl10 import map_stl10
 
 if TYPE_CHECKING:
@@ -40,7 +41,8 @@ def read_unlabeled(source: str, data_dir: Path | None, num: int, seed: int, size
     """``num`` images of ``source`` drawn without replacement; the first of a larger draw are the smaller draw.
 
     ``source`` is one of ``NAMED`` or the path of a folder of images or of a ``.npy`` array. ``provenance`` says which
-    files were read: of a set whose official files are absent it is ``<source>-32.npy``, a stand-in.
+    files were read: of a set whose official files are absent it is ``<source>-32.npy``, a stand-in. ``synthetic`` is always
+    such an array, and what was written beside it says which model drew it.
     """
     if num < 1:
         raise ValueError(f"the number of unlabeled images must be at least 1, got {num}")
@@ -59,7 +61,8 @@ def _named(source: str, folder: Path) -> Pool:
     if not stand_in.is_file():
         looked_for = " or ".join((*names, stand_in.name))
         raise MissingDataError(f"{source} is missing: there is no {looked_for} in {folder}; {remedy(source)}")
-    return _array_file(stand_in, f"{stand_in.name}, in place of {source}'s official files" if names else stand_in.name)
+    told = f"in place of {source}'s official files" if names else drawn_from(stand_in)
+    return _array_file(stand_in, f"{stand_in.name}, {told}")
 
 
 def _official(source: str, folder: Path) -> Pool:
