@@ -1,16 +1,23 @@
-"""Makes what is derived from other files: the tutorial's notebook and the simulator's pictures.
+"""Makes what is derived from other files: the tutorial's notebook, the simulator's pictures and the tables of results.
 
 python docs/make_derived.py
 """
 
 import json
 import re
+import shlex
 import shutil
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).parent
+ROOT = DOCS.parent
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+MADE = re.compile(r"<!-- fedecho (table .*?) -->\n(.*?)\n<!-- end -->", flags=re.DOTALL)
+"""A table between the command that makes it and its end."""
 PICTURES = {"timeline-1": "timeline", "staleness-by-class": "staleness", "participation": "participation"}
 
 
@@ -50,6 +57,23 @@ def write_pictures() -> None:
             shutil.copy(Path(folder) / f"{slug}.svg", DOCS / "pictures" / f"{name}.svg")
 
 
+def with_tables(page: str) -> str:
+    """The page with each of its tables as its command shows it, from the repository's own results."""
+
+    def made(found: re.Match[str]) -> str:
+        words = [sys.executable, "-m", "fedecho", *shlex.split(found[1])]
+        shown = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()  # noqa: S603 (our own pages)
+        return f"<!-- fedecho {found[1]} -->\n{shown}\n<!-- end -->"
+
+    return MADE.sub(made, page)
+
+
+def write_tables() -> None:
+    for page in PAGES:
+        page.write_text(with_tables(page.read_text()))
+
+
 if __name__ == "__main__":
     write_notebook()
+    write_tables()
     write_pictures()

@@ -4,13 +4,13 @@ import csv
 import io
 import json
 import re
-import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from docs.make_derived import MADE, PAGES, with_tables
 from official_files import generated, write_cifar10
 from rich.console import Console
 from typer.testing import CliRunner
@@ -22,7 +22,8 @@ from fedecho.experiments.config import to_config
 from fedecho.experiments.folder import owned
 from fedecho.experiments.results import read_result
 from fedecho.experiments.shared_cells import first_of
-from fedecho.report.paper_tables import as_text, figure_of
+from fedecho.report.paper_tables import View
+from fedecho.report.table_forms import as_text, notes_of
 
 ROOT = Path(__file__).parents[2]
 SMALL = [
@@ -82,7 +83,12 @@ def test_a_table_runs_what_is_missing_once_and_shows_it_beside_the_papers(small_
     mine = next(row for row in rows if row[0] == "FedEcho (CIFAR-100)")
     values = [100 * json.loads(path.read_text())["summary"]["last10_accuracy"] for path in kept]
     assert mine[1] == f"{np.mean(values):.2f} ± {np.std(values, ddof=1):.2f}"
-    assert mine[2:] == ["2", "75.39 ± 2.93"]
+    finals = [100 * json.loads(path.read_text())["evaluations"][-1]["accuracy"] for path in kept]
+    bests = [100 * max(line["accuracy"] for line in json.loads(path.read_text())["evaluations"]) for path in kept]
+    assert mine[2:] == [f"{np.mean(finals):.2f}", f"{np.mean(bests):.2f}", "2", "75.39 ± 2.93"]
+    rows = list(csv.reader(io.StringIO(fedecho(*small_table, "--format", "csv", "--by-seed"))))
+    assert rows[0][2:4] == ["seed 0", "seed 1"]
+    assert next(row for row in rows if row[0] == mine[0])[1:4] == [mine[1], *(f"{value:.2f}" for value in values)]
 
 
 def test_a_cell_that_diverges_is_kept_as_such_and_not_tried_again(small_table: list[str], tmp_path: Path) -> None:
@@ -96,7 +102,7 @@ def test_a_cell_that_diverges_is_kept_as_such_and_not_tried_again(small_table: l
     assert result["summary"] == {"num_versions": 0}
     before = kept.stat().st_mtime_ns
     rows = list(csv.reader(io.StringIO(fedecho(*wild, "--format", "csv"))))
-    assert next(row for row in rows if row[0] == "FedEcho (CIFAR-100)")[1:3] == ["diverged", "1"]
+    assert next(row for row in rows if row[0] == "FedEcho (CIFAR-100)")[1:5] == ["diverged", "", "", "1"]
     assert kept.stat().st_mtime_ns == before
     assert "was made with other settings (local.client_lr is 3e+38 there and 0.03 here)" in fedecho(*small_table, code=2)
     result["config"]["local"]["client_lr"] = 0.03
@@ -104,7 +110,7 @@ def test_a_cell_that_diverges_is_kept_as_such_and_not_tried_again(small_table: l
     rows = list(csv.reader(io.StringIO(fedecho(*small_table, "--format", "csv"))))
     mine = next(row for row in rows if row[0] == "FedEcho (CIFAR-100)")
     assert re.fullmatch(r"\d+\.\d\d \(1 diverged\)", mine[1])
-    assert mine[2] == "2"
+    assert mine[4] == "2"
 
 
 def test_a_dry_run_runs_nothing(small_table: list[str], tmp_path: Path) -> None:
@@ -175,8 +181,8 @@ def test_a_run_serves_every_table_it_belongs_in(small_table: list[str], tmp_path
     settings = small_table[small_table.index("--seeds") :]
     for name, row in (("samples", "2000-samples"), ("alpha", "dynamic-alpha"), ("clip", "nu=5")):
         rows = list(csv.reader(io.StringIO(fedecho("table", name, "--only", row, *settings, "--format", "csv"))))
-        mine = next(line for line in rows if line[2] == "2")
-        assert mine[3] == "75.39 ± 2.93"
+        mine = next(line for line in rows if line[4] == "2")
+        assert mine[5] == "75.39 ± 2.93"
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "mine").rglob("*.json")} == kept
 
 
@@ -250,12 +256,28 @@ def test_every_cell_of_every_table_is_an_experiment_of_its_own(name: str) -> Non
         assert cell.experiment().seed == cell.seed
 
 
-def test_the_readmes_table_is_what_the_results_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    readme = (ROOT / "README.md").read_text()
-    found = re.search(r"<!-- fedecho (.*?) -->\n(.*?)\n<!-- end -->", readme, flags=re.DOTALL)
-    assert found is not None
-    assert fedecho(*shlex.split(found[1])).strip() == found[2].strip()
+@pytest.mark.parametrize("page", [page for page in PAGES if MADE.search(page.read_text())], ids=lambda page: page.stem)
+def test_tables_on_pages_are_what_the_results_say(page: Path) -> None:
+    assert with_tables(page.read_text()) == page.read_text(), "run: python docs/make_derived.py"
+
+
+def test_every_table_that_has_run_stands_on_a_page() -> None:
+    """README has CIFAR-10's; another that is typed by hand would be found by nobody when it is wrong."""
+    shown = {found[1].split()[1] for page in PAGES for found in MADE.finditer(page.read_text())}
+    assert shown == {"cifar10", "mrpc", "gsm8k"}
+
+
+def test_files_that_are_not_those_of_the_others_are_told(tmp_path: Path) -> None:
+    """Two runs of one model by name, whose weights were not the same."""
+    view = View(TABLES["mrpc"], tmp_path, (0, 1, 2))
+    (tmp_path / "mrpc").mkdir()
+    for seed in (0, 1, 2):
+        kept = json.loads((ROOT / "results" / "mrpc" / f"fedbuff-minilm-seed{seed}.json").read_text())
+        kept["notes"]["model files"] = "sha256 aaa, tokenizer sha256 ccc" if seed == 1 else "sha256 bbb"
+        (tmp_path / "mrpc" / f"fedbuff-minilm-seed{seed}.json").write_text(json.dumps(kept))
+    assert (
+        notes_of(view)[-1] == "all-MiniLM-L6-v2: files of sha256 aaa... in fedbuff-minilm-seed1, of sha256 bbb... in the others"
+    )
 
 
 def test_results_name_no_place_of_a_machine() -> None:
@@ -282,14 +304,14 @@ def test_a_short_run_on_the_real_cifar10(tmp_path: Path) -> None:
 
 def test_a_narrow_terminal_folds_words_and_cuts_no_figure() -> None:
     """All of the repository's own results on MRPC, which has the widest tables, in 80 columns."""
-    paper, seeds = TABLES["mrpc"], (0, 1, 2)
     narrow = Console(width=80, file=io.StringIO(), record=True)
-    for shown in as_text(paper, ROOT / "results", seeds):
+    view = View(TABLES["mrpc"], ROOT / "results", (0, 1, 2))
+    for shown in as_text(view):
         narrow.print(shown)
     text = narrow.export_text()
     assert max(map(len, text.splitlines())) <= 80
     assert "…" not in text
-    figures = [figure_of(paper, row, column, ROOT / "results", seeds) for row in paper.rows for column in paper.columns]
+    figures = [view.figure(row, column) for row in view.table.rows for column in view.table.columns]
     for figure in figures:
         assert all(word in text for word in (figure.ours, figure.paper, *figure.scores))
     assert any(figure.ours for figure in figures)

@@ -40,8 +40,9 @@ from fedecho.experiments.paper import Cell, PaperTable
 from fedecho.experiments.results import CellResult, read_result, run_cell, run_folder
 from fedecho.experiments.shared_cells import TABLES, first_of
 from fedecho.experiments.state import Following, RunState
-from fedecho.report.paper_tables import as_csv, as_markdown, as_text, lines_of, notes_of
+from fedecho.report.paper_tables import View
 from fedecho.report.progress import LiveProgress
+from fedecho.report.table_forms import as_csv, as_markdown, as_text, notes_of
 
 RESULTS = Path("results")
 OUR_SEEDS = (0, 1, 2)
@@ -66,6 +67,7 @@ def table(
     deterministic: Deterministic = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run and how long it takes.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Run nothing: show what there is.")] = False,
+    by_seed: Annotated[bool, typer.Option("--by-seed", help="Show each seed's figure beside their mean.")] = False,
     form: Annotated[str, typer.Option("--format", help="text, markdown or csv.")] = "text",
     results: Annotated[Path, typer.Option(help="Where the results are kept.")] = RESULTS,
     runs: Annotated[Path, typer.Option(help="Where the runs are.")] = Path("runs") / "tables",
@@ -97,7 +99,7 @@ def table(
         labels = {cell.row.label for cell in cells}, {cell.column.label for cell in cells}
         rows = tuple(row for row in paper.rows if row.label in labels[0])
         columns = tuple(column for column in paper.columns if column.label in labels[1])
-        _show(replace(paper, rows=rows, columns=columns), results, chosen, form)
+        _show(View(replace(paper, rows=rows, columns=columns), results, chosen, by_seed), form)
 
 
 def cost(
@@ -194,12 +196,11 @@ def _run(missing: list[Cell], results: Path, runs: Path, options: dict[str, Any]
                 say(f"{cell.slug} is passed over: {error}")
 
 
-def _show(paper: PaperTable, results: Path, seeds: tuple[int, ...], form: str) -> None:
+def _show(view: View, form: str) -> None:
     if form == "text":
-        for shown in as_text(paper, results, seeds):
+        for shown in as_text(view):
             out.print(shown, width=None if out.is_terminal else WIDE)  # a file has no width; what is cut off there is lost
-        for note in notes_of(paper, results, seeds):
+        for note in notes_of(view):
             tell(note)
     else:
-        lines = lines_of(paper, results, seeds)
-        print(as_markdown(lines) if form == "markdown" else as_csv(lines))
+        print(as_markdown(view) if form == "markdown" else as_csv(view))

@@ -47,7 +47,12 @@ class CellResult:
         return float(self.summary["last10_accuracy"])
 
     def score(self, name: str) -> "Score | None":
-        """The mean over the evaluations that ``accuracy`` is the mean of; of the last alone where the others were not kept."""
+        """The mean over the evaluations that ``accuracy`` is the mean of; of the last alone where the others were not kept.
+
+        ``best_accuracy`` and ``final_accuracy`` are a run's own.
+        """
+        if name in self.summary:
+            return Score(float(self.summary[name]))
         values = [line[name] for line in self.evaluations[-LAST:] if name in line]
         if values and len(values) == len(self.evaluations[-LAST:]):
             return Score(fmean(values))

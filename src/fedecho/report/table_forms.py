@@ -1,0 +1,84 @@
+"""A paper's table as text, Markdown and CSV, and what stands beside its numbers."""
+
+import csv
+import io
+from collections.abc import Iterator
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from fedecho.experiments.paper import PaperTable
+from fedecho.experiments.results import CellResult
+from fedecho.report.paper_tables import Marks, View
+
+SINGLE = {"final": "the last one's", "best": "the best one's"}
+"""Scores that are of one evaluation."""
+
+
+def as_text(view: View) -> Iterator[Table]:
+    """A small table for each column: they are read one below the other."""
+    for column in view.table.columns:
+        title = f"{view.table.title}: {column.label}"
+        shown = Table(title=title, title_justify="left", caption_justify="left", box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
+        for heading in ("method", *view.headings):
+            words = heading in ("method", "ran on")  # where a terminal is narrow, words are folded and figures are whole
+            shown.add_column(heading, justify="left" if words else "right", no_wrap=not words, overflow="fold")
+        marks = Marks()
+        for row in view.table.rows:
+            shown.add_row(row.label, *view.figure(row, column).cells(marks))
+        shown.caption = Text(marks.told("\n") + "\n") if marks.known else None
+        yield shown
+
+
+def as_markdown(view: View) -> str:
+    marks = Marks()
+    heading, *lines = _lines(view, marks)
+    rule = ["---"] + ["---:"] * (len(heading) - 1)
+    shown = "\n".join("| " + " | ".join(line) + " |" for line in [heading, rule, *lines])
+    return f"{shown}\n\n{marks.told('; ')}" if marks.known else shown
+
+
+def as_csv(view: View) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(_lines(view))
+    return text.getvalue().rstrip("\n")
+
+
+def _lines(view: View, marks: Marks | None = None) -> Iterator[list[str]]:
+    """The heading, then a line per row: its label, and the figures of each column."""
+    first, *others = view.headings
+    columns = view.table.columns
+    yield ["method", *(heading for column in columns for heading in (f"{column.label}: {first}", *others))]
+    for row in view.table.rows:
+        yield [row.label, *(cell for column in columns for cell in view.figure(row, column).cells(marks))]
+
+
+def notes_of(view: View) -> list[str]:
+    """What stands beside the numbers: hardware, software, U, and every file that took the place of another."""
+    found = list(view.all_finished())
+    if not found:
+        return ["nothing of this table has run yet"]
+    notes = sorted({f"{result.execution.get('device', 'CPU')}, torch {result.software['torch']}" for result in found})
+    notes += sorted({f"U: {result.unlabeled}" for result in found if result.unlabeled})
+    for key in ("trained", "judged on", "prompt"):
+        notes += sorted({f"{key}: {result.notes[key]!r}" for result in found if key in result.notes})
+    return [_what_figures_are(view.table), *notes, *_other_files(found)]
+
+
+def _what_figures_are(table: PaperTable) -> str:
+    beside = "; ".join(f"{heading}: {SINGLE.get(heading, 'the same')}" for _, heading in table.scores)
+    return f"accuracy in %, mean of a run's last ten evaluations ({beside}), mean ± deviation over seeds; an empty cell has not run"
+
+
+def _other_files(found: list[CellResult]) -> Iterator[str]:
+    """Runs of a model whose files were others than most runs of that name had."""
+    kinds: dict[str, dict[str, set[str]]] = {}
+    for result in found:
+        if "model files" in result.notes:
+            files = kinds.setdefault(result.notes["model"], {})
+            files.setdefault(result.notes["model files"].partition(",")[0], set()).add(result.cell)
+    for model, files in sorted(kinds.items()):
+        most, *others = sorted(files, key=lambda kind: (-len(files[kind]), kind))
+        for kind in others:
+            yield f"{model}: files of {kind[:15]}... in {', '.join(sorted(files[kind]))}, of {most[:15]}... in the others"
