@@ -1,10 +1,12 @@
 """Whatever is typed and whatever lies in a file: exit code 0 or 2, one line, never a traceback."""
 
 import json
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +218,19 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.raises(KeyboardInterrupt):
         simulate(load("digits", versions=2, settings=small), out=folder, checkpoint_s=0.0, watch=stop)
     return folder
+
+
+WRONG = (None, True, 0, 1.5, "", "x", [], [1], {}, {"a": 3}, {"classes": 3}, {"model files": 3}, {"device": 3})
+
+
+def test_every_field_of_a_header_may_be_wrong(tmp_path: Path, stopped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    first, rest = (stopped / "run.jsonl").read_bytes().split(b"\n", 1)
+    header = json.loads(first)
+    for name, value in product(header, WRONG):
+        folder = shutil.copytree(stopped, tmp_path / "run", dirs_exist_ok=True)
+        (folder / "run.jsonl").write_bytes(json.dumps({**header, name: value}).encode() + b"\n" + rest)
+        check(fedecho("resume", str(folder)))
 
 
 @given(st.data())

@@ -48,7 +48,7 @@ def _check_model(folder: Path, began_with: str | None, task: Any) -> None:
     """A folder of the same name may hold other weights by now."""
     if began_with is None or not hasattr(task, "model_files"):
         return
-    if not task.model_files.startswith(began_with):
+    if not task.model_files.startswith(str(began_with)):
         raise ConfigError(
             f"{folder} began with {task.model} of {began_with}, but its files are now {task.model_files}: "
             "put the former files back, or start in a new folder"
@@ -68,9 +68,9 @@ def _check_trace(folder: Path, experiment: Experiment, header: Line) -> None:
 def check_inputs(folder: Path, before: Mapping[str, str], now: Mapping[str, str]) -> None:
     """A file of the same name may hold other data by now. Records of before name none."""
     for name, was in before.items():
-        if now.get(name, "").split()[:1] != was.split()[:1]:
+        if now.get(name, "").split()[:1] != str(was).split()[:1]:
             raise ConfigError(
-                f"{name} has changed since the run in {folder} began (its sha256 was {was[:12]}...): "
+                f"{name} has changed since the run in {folder} began (its sha256 was {str(was)[:12]}...): "
                 "put the old data back, or start in a new folder"
             )
 

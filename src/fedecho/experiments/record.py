@@ -34,6 +34,8 @@ HEADER = {
     "name": (str,),
     "num_versions": (int,),
     "seed": (int,),
+    "clients": (dict, NONE),
+    "inputs": (dict, NONE),
     "notes": (dict, NONE),
     "parts": (dict, NONE),
     "trace_sha256": (str, NONE),

@@ -141,7 +141,7 @@ class Following:
         if self._classes is None and not (self._folder / RECORD).exists():  # nothing runs: a model is judged as it is
             return ()
         if self._classes is None:
-            self._classes = read_header(self._folder).get("clients", {}).get("classes", ())
+            self._classes = (read_header(self._folder).get("clients") or {}).get("classes", ())
             for line in read_record(self._folder):
                 if moment is None or not _tells_of(moment, line):
                     self.state.recall(line)
