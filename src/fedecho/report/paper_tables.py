@@ -29,7 +29,7 @@ class Marks:
 
 @dataclass(frozen=True)
 class View:
-    """A table as it is to be shown: the results it is made of, the seeds, and whether each of these stands for itself too."""
+    """A table as it is to be shown: the results it is made of, the seeds, and whether each of these has a column."""
 
     table: PaperTable
     results: Path
@@ -39,9 +39,9 @@ class View:
     @property
     def headings(self) -> list[str]:
         """Of one column of the paper's; the cells of a ``Figure`` stand below them."""
-        seeds = [f"seed {seed}" for seed in self.seeds] if self.by_seed else []
+        seeds = [f"seed {seed}" for seed in self.seeds] if self.by_seed else ["seeds"]
         stand_in = ["ran on"] if self.table.names_stand_ins else []
-        return ["ours", *seeds, *(heading for _, heading in self.table.scores), "seeds", "paper", *stand_in]
+        return ["ours", *seeds, *(heading for _, heading in self.table.scores), "paper", *stand_in]
 
     def finished(self, row: Row, column: Column) -> dict[int, CellResult]:
         """What has run of a cell, by seed; of a model that is not trained, the one that is that of all."""
@@ -61,9 +61,8 @@ class View:
         alone = tuple(_ours([ended[seed]]) if seed in ended else "" for seed in self.seeds)
         return Figure(
             ours=_ours(ended.values()),
-            by_seed=alone if self.by_seed else (),
+            seeds=alone if self.by_seed else (str(len(ended) or ""),),
             scores=tuple(_mean_score(trained, name) for name, _ in self.table.scores),
-            seeds=len(ended),
             paper=_said(*paper) if paper else "",
             stand_ins=self._stand_ins(row, ended.values()) if self.table.names_stand_ins else None,
         )
@@ -77,9 +76,9 @@ class Figure:
     """What is shown of a cell: ours over the seeds that have run, and the paper's."""
 
     ours: str
-    by_seed: tuple[str, ...]
+    seeds: tuple[str, ...]
+    """Each seed's, or how many there are."""
     scores: tuple[str, ...]
-    seeds: int
     paper: str
     stand_ins: tuple[tuple[str, ...], ...] | None
     """All in which its runs are not the paper's, for each kind of run; None in a table that does not tell."""
@@ -88,7 +87,7 @@ class Figure:
         """As ``View.headings`` names them; with ``marks``, stand-ins are told by their numbers."""
         told = ["; ".join(each) if marks is None else marks.of(each) for each in self.stand_ins or ()]
         stand_in = [] if self.stand_ins is None else [" or ".join(told)]
-        return [self.ours, *self.by_seed, *self.scores, str(self.seeds or ""), self.paper, *stand_in]
+        return [self.ours, *self.seeds, *self.scores, self.paper, *stand_in]
 
 
 def _ours(results: Iterable[CellResult]) -> str:

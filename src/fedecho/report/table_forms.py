@@ -12,6 +12,7 @@ from fedecho.experiments.paper import PaperTable
 from fedecho.experiments.results import CellResult
 from fedecho.report.paper_tables import Marks, View
 
+UNBROKEN = "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}"
 SINGLE = {"final": "the last one's", "best": "the best one's"}
 """Scores that are of one evaluation."""
 
@@ -35,7 +36,7 @@ def as_markdown(view: View) -> str:
     marks = Marks()
     heading, *lines = _lines(view, marks)
     rule = ["---"] + ["---:"] * (len(heading) - 1)
-    shown = "\n".join("| " + " | ".join(line) + " |" for line in [heading, rule, *lines])
+    shown = "\n".join("| " + " | ".join(line) + " |" for line in [heading, rule, *lines]).replace(" ± ", UNBROKEN)
     return f"{shown}\n\n{marks.told('; ')}" if marks.known else shown
 
 
