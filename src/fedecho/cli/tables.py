@@ -96,10 +96,7 @@ def table(
         if missing and not show:
             usable(results)
             _run(missing, results, runs, options)
-        labels = {cell.row.label for cell in cells}, {cell.column.label for cell in cells}
-        rows = tuple(row for row in paper.rows if row.label in labels[0])
-        columns = tuple(column for column in paper.columns if column.label in labels[1])
-        _show(View(replace(paper, rows=rows, columns=columns), results, chosen, by_seed), form)
+        _show(View(_narrowed(paper, cells), results, chosen, by_seed), form)
 
 
 def cost(
@@ -139,6 +136,16 @@ def _picked(paper: PaperTable, seeds: tuple[int, ...], only: list[str], without:
         wanted = [" and ".join(only), *([f"no {' or '.join(without)}"] if without else [])]
         raise ConfigError(f"no cell of {paper.name} has {', '.join(filter(None, wanted))} in its name; `--dry-run` lists them")
     return cells
+
+
+def _narrowed(paper: PaperTable, cells: list[Cell]) -> PaperTable:
+    """The rows and columns that have a cell among these."""
+    rows, columns = {cell.row for cell in cells}, {cell.column for cell in cells}
+    return replace(
+        paper,
+        rows=tuple(row for row in paper.rows if row in rows),
+        columns=tuple(column for column in paper.columns if column in columns),
+    )
 
 
 def _missing(cells: list[Cell], results: Path) -> list[Cell]:
