@@ -69,6 +69,11 @@ def test_official_files_come_before_a_stand_in(tmp_path: Path) -> None:
     assert read_unlabeled("cifar10", tmp_path, 5, seed=0).provenance == "cifar-10-batches-py, training images"
 
 
+def test_an_empty_name_is_not_this_folder(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^task\.unlabeled is empty"):
+        read_unlabeled("", tmp_path, 5, seed=0)
+
+
 def test_the_synthetic_set_has_no_official_files(tmp_path: Path) -> None:
     np.save(tmp_path / "synthetic-32.npy", generated(12, 10)[0])
     told = "synthetic-32.npy, of unknown origin, in place of google/ddpm-cifar10-32"

@@ -115,6 +115,14 @@ def test_folders(tmp_path: Path) -> None:
     assert (tmp_path / "other" / "run.jsonl").read_text() == "something else\n"
 
 
+def test_a_folder_that_holds_a_model_of_somebody_elses_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "bert").mkdir()
+    (tmp_path / "bert" / "model.safetensors").write_bytes(b"weights")
+    one_clear_line(fedecho("run", "digits", "--versions", "1", "--out", "bert"), "model.safetensors is not of a run")
+    assert [path.name for path in (tmp_path / "bert").iterdir()] == ["model.safetensors"]
+    assert (tmp_path / "bert" / "model.safetensors").read_bytes() == b"weights"
+
+
 def test_a_folder_that_holds_a_run_is_not_touched(tmp_path: Path) -> None:
     short = ["--versions", "2", "--set", "local.num_local_steps=1", "--set", "task.width=1"]
     assert fedecho("run", "digits", *short, "--out", "run").exit_code == 0

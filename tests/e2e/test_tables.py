@@ -173,6 +173,28 @@ def test_words_pick_rows_as_well_as_columns(monkeypatch: pytest.MonkeyPatch) -> 
     assert "must be one of serial" in fedecho("table", "cifar10", "--dry-run", "--executor", "nonsense", code=2)
 
 
+def test_words_pick_seeds_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    words = ("table", "cifar10", "--show", "--only", "fedbuff-large-dir-0.1", "--format", "csv")
+    one = fedecho(*words, "--seeds", "1")
+    assert fedecho(*words, "--only", "seed1") == one
+    assert fedecho(*words, "--without", "seed0", "--without", "seed2") == one
+
+
+@pytest.mark.parametrize("damage", [{"summary": {}}, {"evaluations": []}, {"notes": 3}, {"software": {}}], ids=str)
+def test_a_damaged_result_is_named(tmp_path: Path, damage: dict[str, object]) -> None:
+    name = "fedbuff-large-dir-0.1-seed0.json"
+    (tmp_path / "cifar10").mkdir()
+    kept = json.loads((ROOT / "results" / "cifar10" / name).read_text())
+    (tmp_path / "cifar10" / name).write_text(json.dumps(kept | damage))
+    said = fedecho("table", "cifar10", "--show", "--results", str(tmp_path), code=2)
+    assert f"{name} is damaged" in " ".join(said.split())
+
+
+def test_settings_of_ones_own_stand_in_the_title(small_table: list[str]) -> None:
+    assert "with task.num_clients=6 task.width=2" in " ".join(fedecho(*small_table, "--seeds", "0").split())
+
+
 def test_a_run_serves_every_table_it_belongs_in(small_table: list[str], tmp_path: Path) -> None:
     """The paper's own values stand in all three ablations: what cifar10 has run is not run again."""
     fedecho(*small_table)

@@ -96,7 +96,8 @@ def table(
         if missing and not show:
             usable(results)
             _run(missing, results, runs, options)
-        _show(View(_narrowed(paper, cells), results, chosen, by_seed), form)
+        picked = tuple(seed for seed in chosen if any(cell.seed == seed for cell in cells))
+        _show(View(_narrowed(paper, cells), results, picked, by_seed), form)
 
 
 def cost(

@@ -46,9 +46,12 @@ def read_unlabeled(source: str, data_dir: Path | None, num: int, seed: int, size
     """
     if num < 1:
         raise ValueError(f"the number of unlabeled images must be at least 1, got {num}")
+    if not source.strip():
+        raise ValueError(f"task.unlabeled is empty: name one of {', '.join(NAMED)}, a folder of images or a .npy file")
     pool = _named(source, data_folder(data_dir)) if source in NAMED else _at(Path(source).expanduser())
     if num > pool.num:
-        raise ValueError(f"{num} unlabeled images were asked for, but {source} has {pool.num} ({pool.provenance})")
+        told = "" if pool.provenance == source else f" ({pool.provenance})"
+        raise ValueError(f"{num} unlabeled images were asked for (task.num_unlabeled), but {source} has {pool.num}{told}")
     rows = numpy_rng(seed, "unlabeled").permutation(pool.num)[:num]
     return Images(pool.take(rows, size), None, pool.provenance)
 

@@ -9,11 +9,10 @@ from torch import Tensor
 
 from fedecho.core.checkpoint import remove_checkpoints, write_atomically
 from fedecho.core.server import Server
+from fedecho.experiments.folder import MODEL
 from fedecho.experiments.identity import model_digest
 from fedecho.experiments.record import Line, Record
 from fedecho.experiments.summary import Summary, accuracies, last_scores
-
-MODEL = "model.safetensors"
 
 
 def summary_of(server: Server[Any], evaluations: Sequence[Line], **known: Any) -> Summary:

@@ -15,7 +15,8 @@ from fedecho.experiments.identity import check_same, is_finished
 from fedecho.experiments.record import RECORD
 
 LOCK = ".lock"
-PARTS = ("checkpoint-*.safetensors.part", "model.safetensors.part", "run.jsonl.part", "summary.json.part")
+MODEL = "model.safetensors"
+PARTS = ("checkpoint-*.safetensors.part", f"{MODEL}.part", "run.jsonl.part", "summary.json.part")
 NO_LOCKS = {ENOLCK, ENOSYS, ENOTSUP}
 
 
@@ -33,6 +34,8 @@ def check_folder(folder: Path, experiment: Experiment, resume: bool) -> None:
         raise ConfigError(f"{folder} already holds a run, which is finished: choose another folder")
     elif (folder / RECORD).exists():
         raise ConfigError(f"{folder} already holds a run: `fedecho resume {folder}` goes on with it")
+    elif (folder / MODEL).exists():
+        raise ConfigError(f"{folder / MODEL} is not of a run, which would write its own over it: choose another folder")
 
 
 @contextmanager

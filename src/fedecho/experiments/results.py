@@ -90,13 +90,23 @@ def read_result(results: Path, cell: Cell) -> CellResult | None:
     try:
         kept = CellResult(**json.loads(path.read_text()))
         others = _other_settings(wanted, to_config(from_config(kept.config)), cell.row.untrained)
-    except (ConfigError, json.JSONDecodeError, TypeError, KeyError) as error:
+        _check_whole(kept)
+    except (ConfigError, json.JSONDecodeError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{path} is damaged ({error}); remove it to run the cell again") from None
     if others:
         raise ConfigError(
             f"{path} was made with other settings ({'; '.join(others[:3])}): give the same --set, or another --results folder"
         )
     return kept
+
+
+def _check_whole(kept: CellResult) -> None:
+    """Has it all that a table is made of? A run that diverged may have been judged never."""
+    if not kept.diverged and not (isinstance(kept.accuracy, float) and kept.evaluations):
+        raise TypeError("it has no evaluations")
+    for part in (kept.execution, kept.notes):
+        part.get("device")
+    _ = kept.software["torch"]
 
 
 def _other_settings(ours: Line, theirs: Line, untrained: bool) -> list[str]:

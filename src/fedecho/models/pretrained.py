@@ -58,6 +58,8 @@ def quiet() -> Iterator[None]:
 
 def model_folder(place: str) -> Path:
     """The folder itself, or the cached copy of a name at the hub: only a name asks the network, and HF_HUB_OFFLINE is obeyed."""
+    if not place.strip():
+        raise ValueError("task.model is empty: name the folder of a saved model, or a model at the hub with its owner")
     folder = Path(place) if Path(place).is_dir() else _from_hub(place)
     if not (folder / CONFIG).is_file():
         raise ValueError(f"{folder} holds no {CONFIG}: give a folder that a model was saved into with save_pretrained")

@@ -20,7 +20,8 @@ SINGLE = {"final": "the last one's", "best": "the best one's"}
 def as_text(view: View) -> Iterator[Table]:
     """A small table for each column: they are read one below the other."""
     for column in view.table.columns:
-        title = f"{view.table.title}: {column.label}"
+        own = f", with {' '.join(view.table.own)}" if view.table.own else ""
+        title = Text(f"{view.table.title}: {column.label}{own}")
         shown = Table(title=title, title_justify="left", caption_justify="left", box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
         for heading in ("method", *view.headings):
             words = heading in ("method", "ran on")  # where a terminal is narrow, words are folded and figures are whole
@@ -59,17 +60,19 @@ def notes_of(view: View) -> list[str]:
     """What stands beside the numbers: hardware, software, U, and every file that took the place of another."""
     found = list(view.all_finished())
     if not found:
-        return ["nothing of this table has run yet"]
+        return [f"nothing of this table has run yet: there is none of it in {view.results}"]
     notes = sorted({f"{result.execution.get('device', 'CPU')}, torch {result.software['torch']}" for result in found})
     notes += sorted({f"U: {result.unlabeled}" for result in found if result.unlabeled})
     for key in ("trained", "judged on", "prompt"):
         notes += sorted({f"{key}: {result.notes[key]!r}" for result in found if key in result.notes})
-    return [_what_figures_are(view.table), *notes, *_other_files(found)]
+    return [_what_figures_are(view.table, found), *notes, *_other_files(found)]
 
 
-def _what_figures_are(table: PaperTable) -> str:
+def _what_figures_are(table: PaperTable, found: list[CellResult]) -> str:
     beside = "; ".join(f"{heading}: {SINGLE.get(heading, 'the same')}" for _, heading in table.scores)
-    return f"accuracy in %, mean of a run's last ten evaluations ({beside}), mean ± deviation over seeds; an empty cell has not run"
+    most = max(len(result.evaluations) for result in found)
+    last = "mean of a run's last ten evaluations" if most > 1 else "of a run's one evaluation"
+    return f"accuracy in %, {last} ({beside}), mean ± deviation over seeds; an empty cell has not run"
 
 
 def _other_files(found: list[CellResult]) -> Iterator[str]:
