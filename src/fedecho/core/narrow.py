@@ -25,8 +25,8 @@ class Sampled(nn.Module):
 
 
 def without_narrow(module: nn.Module) -> nn.Module:
-    """The module, in which every such convolution is replaced."""
-    if isinstance(module, nn.Conv2d) and _is_narrow(module):
+    """The module, in which every such convolution is replaced; a kind of one's own is left as it is."""
+    if type(module) is nn.Conv2d and _is_narrow(module):
         return Sampled(module)
     for name, child in module.named_children():
         setattr(module, name, without_narrow(child))
