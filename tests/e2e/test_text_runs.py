@@ -214,7 +214,15 @@ def stripped(text: str) -> str:
 def test_scores_are_of_the_evaluations_that_accuracy_is_of(tmp_path: Path) -> None:
     table, lines = TABLES["mrpc"], [{"accuracy": 0.5, "f1": row / 100} for row in range(12)]
     cell = Cell("mrpc", ECHO, table.columns[1], 0, "mrpc")
-    kept = {"cell": "", "evaluations": lines, "config": {}, "execution": {}, "software": {}, "unlabeled": "", "commit": ""}
+    kept = {
+        "cell": "",
+        "evaluations": lines,
+        "config": {},
+        "execution": {},
+        "software": {"torch": "2"},
+        "unlabeled": "",
+        "commit": "",
+    }
     kept["config"] = to_config(cell.experiment())
     kept |= {"summary": {"last10_accuracy": 0.5, "scores": {"accuracy": 0.5, "f1": 0.11}}, "notes": {}}
     path_of(tmp_path, cell).parent.mkdir()
