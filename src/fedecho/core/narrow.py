@@ -1,8 +1,8 @@
 """Strided 1 x 1 convolutions of few channels, which oneDNN gets wrong on x86 CPUs.
 
 For the gradient of their weights it picks every stride-th pixel of a channels-last input into a workspace that is too small
-for fewer channels than a vector holds, 8 with AVX2 and 16 with AVX-512, and writes past its end: a crash, or wrong numbers
-(oneDNN issue 6035, in torch 2.13 too). Our convolutions are channels-last (``Layout``), and a narrow ResNet has such a shortcut.
+for fewer channels than a vector holds, and writes past its end. With AVX2 and torch 2.13 that was a crash below 8 channels;
+others had wrong numbers too (oneDNN issue 6035). 16 is for longer vectors, where we have not seen it. Our convolutions are channels-last (``Layout``), and a narrow ResNet has such a shortcut.
 """
 
 from torch import Tensor, nn
