@@ -8,6 +8,7 @@ from small_cifar import ON_GPU
 from torch import Tensor
 
 from fedecho.core.capture import Precision, forward_of
+from fedecho.experiments.gpu import gpu_settings
 from fedecho.models import channel_ops
 from fedecho.models.kernel_check import fault
 from fedecho.models.resnet import resnet18
@@ -40,8 +41,9 @@ def gradients(params: Mapping[str, Tensor], images: Tensor, row_weight: Tensor) 
     return torch.cat([grad.float().flatten() for grad in grads]), torch.cat([each.flatten() for each in buffers.values()])
 
 
-# torch 2.11's compiler makes an instance of the class it traces, which torch itself warns of.
+# torch's compiler makes an instance of the class it traces, which torch itself warns of.
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning:torch.*")
 @pytest.mark.parametrize("kernels", [{"sums"}, {"maps"}, {"sums", "maps"}], ids="+".join)
 def test_a_compiled_network_with_kernels_trains_as_one_without(kernels: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
@@ -53,12 +55,13 @@ def test_a_compiled_network_with_kernels_trains_as_one_without(kernels: set[str]
     images = torch.randn(50, 3, 32, 32, device="cuda").contiguous(memory_format=torch.channels_last)
     row_weight = torch.tensor([1 / 30] * 30 + [0.0] * 20, device="cuda")
     monkeypatch.setattr(channel_ops, "KERNELS", dict.fromkeys(kernels, 8))
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
-        grad, statistics = gradients(params, images, row_weight)
-        torch.cuda.synchronize()
+    with gpu_settings(Precision(), torch.device("cuda")):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
+            grad, statistics = gradients(params, images, row_weight)
+            torch.cuda.synchronize()
+        monkeypatch.setattr(channel_ops, "KERNELS", {})
+        plain_grad, plain_statistics = gradients(params, images, row_weight)
     ran = {event.name for event in profile.events()}
-    assert all((NAMES[name] <= ran) == (name in kernels) for name in NAMES)
-    monkeypatch.setattr(channel_ops, "KERNELS", {})
-    plain_grad, plain_statistics = gradients(params, images, row_weight)
+    assert all((NAMES[name] <= ran) == (name in kernels) for name in NAMES), ran
     assert float((grad - plain_grad).norm() / plain_grad.norm()) < 0.05
     torch.testing.assert_close(statistics, plain_statistics, rtol=2e-2, atol=2e-3)
