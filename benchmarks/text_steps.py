@@ -1,11 +1,11 @@
 """Milliseconds of one training step on text, eager against replayed: AdamW on batches of random tokens.
 
-    python -m benchmarks.text_steps [--device cuda] [--precision fp32] [--steps 100] [--models minilm,llama] [--json FILE]
+    python -m benchmarks.text_steps [--device cuda] [--precision fp32] [--steps 100] [--models minilm,mpnet] [--json FILE]
 
 The models are made on the spot with random weights, which changes no time: BERT of all-MiniLM-L6-v2's size (6 layers, width 384),
-batch 8, 64 tokens with padding; or Llama of SmolLM2-135M's size with LoRA of rank 16 on queries and values, batch 32, texts of 100
-to 300 tokens and one of 380, half of each an answer, much as GSM8K's are. On a CPU "replayed" is the same work done at once, so
-nothing is gained there.
+BERT-base or MPNet-base, batch 8, 64 tokens with padding; or Llama of SmolLM2-135M's size with LoRA of rank 16 on queries and
+values, batch 32, texts of 100 to 300 tokens and one of 380, half of each an answer, much as GSM8K's are. Each row has what the
+rows before it have, but for eager. On a CPU "replayed" is the same work done at once, so nothing is gained there.
 """
 
 import argparse
@@ -33,6 +33,7 @@ from fedecho.data.spans import Spans
 from fedecho.experiments.execution import DTYPES
 from fedecho.experiments.gpu import gpu_settings, the_gpu
 from fedecho.learning import LocalTraining, Trainer
+from fedecho.learning.lowered import Lowered
 from fedecho.learning.replayed import ReplayedSteps
 from fedecho.models.pretrained import library
 from fedecho.tasks import mathinstruct
@@ -40,6 +41,7 @@ from fedecho.tasks.mathinstruct import MathInstructTask
 from fedecho.tasks.mrpc import MrpcTask, Tokens
 
 MINILM = {"vocab_size": 30522, "hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
+BASE = {"vocab_size": 30522, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
 SMOLLM = {"vocab_size": 49152, "hidden_size": 576, "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3}
 SMOLLM |= {"intermediate_size": 1536, "max_position_embeddings": 2048, "tie_word_embeddings": True}
 NUM_ROWS = 512
@@ -71,14 +73,16 @@ class RandomPairs(OneClient, MrpcTask):
     """MRPC's training on random tokens and random weights."""
 
     size: ClassVar[int] = 8
+    kind: ClassVar[str] = "Bert"
+    sizes: ClassVar[dict[str, int]] = MINILM
     num_clients: int = 1
-    layers: int = MINILM["num_hidden_layers"]
+    layers: int | None = None
 
     def network(self, seed: int) -> nn.Module:
         transformers = library("transformers")
-        model: nn.Module = transformers.BertForSequenceClassification(
-            transformers.BertConfig(**{**MINILM, "num_hidden_layers": self.layers}, pad_token_id=0)
-        )
+        fewer = {} if self.layers is None else {"num_hidden_layers": self.layers}
+        config = getattr(transformers, f"{self.kind}Config")(**{**self.sizes, **fewer}, pad_token_id=0)
+        model: nn.Module = getattr(transformers, f"{self.kind}ForSequenceClassification")(config)
         return model
 
     @cached_property
@@ -91,8 +95,16 @@ class RandomPairs(OneClient, MrpcTask):
 
     @cached_property
     def _train_tokens(self) -> Tokens:
-        ids = Ragged.of(rows_of(30, 63, 63, self.size, MINILM["vocab_size"]), self.device)
-        return Tokens(ids, replace(ids, flat=torch.zeros_like(ids.flat)), 0)
+        ids = Ragged.of(rows_of(30, 63, 63, self.size, self.sizes["vocab_size"]), self.device)
+        return Tokens(ids, replace(ids, flat=torch.zeros_like(ids.flat)) if self.kind == "Bert" else None, 0)
+
+
+class BertBasePairs(RandomPairs):
+    sizes: ClassVar[dict[str, int]] = BASE
+
+
+class MpnetPairs(BertBasePairs):
+    kind: ClassVar[str] = "MPNet"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +176,9 @@ def measured(name: str, task: Any, num_steps: int, device: torch.device, precisi
             trainer = Trainer(placed, local, network)
         else:
             few = placed.in_few_shapes()
-            trainer = Trainer(few, local, network, ReplayedSteps(few, local, network, kind == "compiled", print))
+            steps = ReplayedSteps(few, local, network, kind != "replayed", print)
+            steps.lowered = None if kind == "lowered" else Lowered(network)
+            trainer = Trainer(few, local, network, steps)
         yield Row(name, way, ms_per_step(trainer, num_steps))
 
 
@@ -172,16 +186,19 @@ def ways(task: Any, device: torch.device) -> Iterator[tuple[str, Any, str]]:
     plain = replace(task, packed=False, is_lean=False) if isinstance(task, RandomAnswers) else task
     yield "eager", plain, "eager"
     yield "replayed", plain, "replayed"
-    update, kind = ("replayed, compiled update", "compiled") if device.type == "cuda" else ("replayed", "replayed")
     if device.type == "cuda":
-        yield update, plain, kind
+        yield "replayed, compiled update", plain, "compiled"
+        yield "and weights cast together", plain, "lowered"
+    kind = "lowered" if device.type == "cuda" else "replayed"
     if isinstance(task, RandomAnswers):
-        yield f"{update}, texts share rows", replace(plain, packed=True), kind
-        yield f"{update}, texts share rows, torch's own RMSNorm", task, kind
+        yield "and texts share rows", replace(plain, packed=True), kind
+        yield "and RMSNorm is torch's own", task, kind
 
 
 MODELS: dict[str, tuple[str, type]] = {
     "minilm": ("MiniLM, batch 8", RandomPairs),
+    "bert": ("BERT-base, batch 8", BertBasePairs),
+    "mpnet": ("MPNet-base, batch 8", MpnetPairs),
     "llama": ("SmolLM2-135M, LoRA, batch 32", RandomAnswers),
 }
 
@@ -202,7 +219,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--precision", default="fp32", choices=list(DTYPES))
     parser.add_argument("--steps", type=at_least_one, default=100)
     parser.add_argument("--layers", type=at_least_one, help="fewer layers than the models have, to try it out")
-    parser.add_argument("--models", type=listed(str, MODELS), default=["minilm"], help="minilm, llama, or both with a comma")
+    parser.add_argument("--models", type=listed(str, MODELS), default=["minilm"], help=", ".join(MODELS))
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(words)
     if given.device == "cuda":

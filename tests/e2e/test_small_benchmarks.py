@@ -77,17 +77,17 @@ def test_what_each_way_of_keeping_the_bank_costs_the_teacher(tmp_path: Path, mon
 
 
 def test_steps_on_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    for sizes in (text_steps.MINILM, text_steps.SMOLLM):
+    for sizes in (text_steps.MINILM, text_steps.BASE, text_steps.SMOLLM):
         monkeypatch.setitem(sizes, "vocab_size", 300)
         monkeypatch.setitem(sizes, "hidden_size", 36)
     whole = text_steps.rows_of
     monkeypatch.setattr(
         text_steps, "rows_of", lambda least, most, longest, batch, vocabulary: whole(5, 9, 9, batch, vocabulary)
     )
-    text_steps.main(["--device", "cpu", "--steps", "1", "--layers", "1", "--models", "minilm,llama"])
+    text_steps.main(["--device", "cpu", "--steps", "1", "--layers", "1", "--models", "minilm,mpnet,llama"])
     lines = [line.split("|")[1:4] for line in capsys.readouterr().out.splitlines() if line.startswith("| ")][1:]
-    shared = ["replayed, texts share rows", "replayed, texts share rows, torch's own RMSNorm"]
-    assert [line[1].strip() for line in lines] == ["eager", "replayed"] * 2 + shared
+    shared = ["and texts share rows", "and RMSNorm is torch's own"]
+    assert [line[1].strip() for line in lines] == ["eager", "replayed"] * 3 + shared
     assert all(float(line[2]) > 0 for line in lines)
 
 
