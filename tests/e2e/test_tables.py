@@ -4,12 +4,14 @@ import csv
 import io
 import json
 import re
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from docs.make_derived import MADE, PAGES, with_tables
 from official_files import generated, write_cifar10
 from rich.console import Console
@@ -42,6 +44,11 @@ def fedecho(*words: str, code: int = 0) -> str:
     result = CliRunner().invoke(app, list(words))
     assert result.exit_code == code, result.output
     return result.stdout if code == 0 else result.stderr
+
+
+def records(*words: str) -> list[dict[str, str]]:
+    """What another program reads."""
+    return list(csv.DictReader(io.StringIO(fedecho(*words, "--format", "csv"))))
 
 
 @pytest.fixture
@@ -78,17 +85,20 @@ def test_a_table_runs_what_is_missing_once_and_shows_it_beside_the_papers(small_
     assert {"summary", "evaluations", "config", "execution", "software", "commit", "unlabeled"} <= set(result)
     assert "cifar100-32.npy" in result["unlabeled"]
     before = [path.stat().st_mtime_ns for path in kept]
-    rows = list(csv.reader(io.StringIO(fedecho(*small_table, "--format", "csv"))))
+    mine = next(row for row in records(*small_table) if row["method"] == "FedEcho (CIFAR-100)")
     assert [path.stat().st_mtime_ns for path in kept] == before
-    mine = next(row for row in rows if row[0] == "FedEcho (CIFAR-100)")
     values = [100 * json.loads(path.read_text())["summary"]["last10_accuracy"] for path in kept]
-    assert mine[1] == f"{np.mean(values):.2f} ± {np.std(values, ddof=1):.2f}"
+    assert f"{np.mean(values):.2f} ± {np.std(values, ddof=1):.2f}" in said
     finals = [100 * json.loads(path.read_text())["evaluations"][-1]["accuracy"] for path in kept]
     bests = [100 * max(line["accuracy"] for line in json.loads(path.read_text())["evaluations"]) for path in kept]
-    assert mine[2:] == ["2", f"{np.mean(finals):.2f}", f"{np.mean(bests):.2f}", "75.39 ± 2.93"]
-    rows = list(csv.reader(io.StringIO(fedecho(*small_table, "--format", "csv", "--by-seed"))))
-    assert rows[0][2:4] == ["seed 0", "seed 1"]
-    assert next(row for row in rows if row[0] == mine[0])[1:4] == [mine[1], *(f"{value:.2f}" for value in values)]
+    means = [np.mean(values), np.std(values, ddof=1), np.mean(finals), np.mean(bests)]
+    wanted = [2, 0, *means, 75.39, 2.93]
+    assert [float(field) for field in list(mine.values())[2:-2]] == pytest.approx(wanted, abs=1e-4)
+    assert mine["setting"] == "large Dir(0.1)"
+    assert "cifar100-32.npy" in mine["unlabeled"]
+    assert "torch" in mine["hardware"]
+    (each,) = records(*small_table, "--by-seed")
+    assert [float(each[f"seed {seed}"]) for seed in (0, 1)] == pytest.approx(values, abs=1e-4)
 
 
 def test_a_cell_that_diverges_is_kept_as_such_and_not_tried_again(small_table: list[str], tmp_path: Path) -> None:
@@ -101,16 +111,15 @@ def test_a_cell_that_diverges_is_kept_as_such_and_not_tried_again(small_table: l
     assert "lower local.client_lr" in result["diverged"]
     assert result["summary"] == {"num_versions": 0}
     before = kept.stat().st_mtime_ns
-    rows = list(csv.reader(io.StringIO(fedecho(*wild, "--format", "csv"))))
-    assert next(row for row in rows if row[0] == "FedEcho (CIFAR-100)")[1:5] == ["diverged", "1", "", ""]
+    (mine,) = records(*wild)
+    assert [mine[name] for name in ("seeds", "diverged", "ours", "deviation", "best")] == ["1", "1", "", "", ""]
     assert kept.stat().st_mtime_ns == before
     assert "was made with other settings (local.client_lr is 3e+38 there and 0.03 here)" in fedecho(*small_table, code=2)
     result["config"]["local"]["client_lr"] = 0.03
     kept.write_text(json.dumps(result))
-    rows = list(csv.reader(io.StringIO(fedecho(*small_table, "--format", "csv"))))
-    mine = next(row for row in rows if row[0] == "FedEcho (CIFAR-100)")
-    assert re.fullmatch(r"\d+\.\d\d \(1 diverged\)", mine[1])
-    assert mine[2] == "2"
+    assert re.search(r"\d+\.\d\d \(1 diverged\)", fedecho(*small_table, "--format", "markdown"))
+    (mine,) = records(*small_table)
+    assert [mine["seeds"], mine["diverged"]] == ["2", "1"]
 
 
 def test_a_dry_run_runs_nothing(small_table: list[str], tmp_path: Path) -> None:
@@ -158,17 +167,18 @@ def test_settings_that_were_not_there_are_others_too(tmp_path: Path, monkeypatch
 
 def test_a_model_that_is_not_trained_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    words = ("table", "gsm8k", "--show", "--only", "before", "--only", "smollm2-135m-5", "--format", "csv")
-    assert list(csv.reader(io.StringIO(fedecho(*words))))[1][:5] == ["before training", "2.12", "1", "0.40", "1.331"]
+    (row,) = records("table", "gsm8k", "--show", "--only", "before", "--only", "smollm2-135m-5")
+    assert [row["method"], row["seeds"]] == ["before training", "1"]
+    assert [float(row[name]) for name in ("ours", "s.e.", "loss")] == pytest.approx([2.1228, 0.3969, 1.3311], abs=2e-4)
 
 
 def test_words_pick_rows_as_well_as_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    words = ("table", "cifar10", "--show", "--only", "large-dir-0.1", "--format", "csv")
-    rows = list(csv.reader(io.StringIO(fedecho(*words, "--only", "fedecho"))))
-    assert [row[0] for row in rows] == ["method", "FedEcho (CIFAR-100)", "FedEcho (STL10)", "FedEcho (synthetic)"]
-    rows = list(csv.reader(io.StringIO(fedecho(*words, "--without", "control", "--without", "fedecho"))))
-    assert [row[0] for row in rows] == ["method", "FedBuff", "CA2FL", "FedAC", "FADAS"]
+    words = ("table", "cifar10", "--show", "--only", "large-dir-0.1")
+    rows = records(*words, "--only", "fedecho")
+    assert [row["method"] for row in rows] == ["FedEcho (CIFAR-100)", "FedEcho (STL10)", "FedEcho (synthetic)"]
+    rows = records(*words, "--without", "control", "--without", "fedecho")
+    assert [row["method"] for row in rows] == ["FedBuff", "CA2FL", "FedAC", "FADAS"]
     assert "no cell of cifar10 has large-dir-0.1, no a in its name" in fedecho(*words, "--without", "a", code=2)
     assert "must be one of serial" in fedecho("table", "cifar10", "--dry-run", "--executor", "nonsense", code=2)
 
@@ -202,9 +212,8 @@ def test_a_run_serves_every_table_it_belongs_in(small_table: list[str], tmp_path
     assert len(kept) == 2
     settings = small_table[small_table.index("--seeds") :]
     for name, row in (("samples", "2000-samples"), ("alpha", "dynamic-alpha"), ("clip", "nu=5")):
-        rows = list(csv.reader(io.StringIO(fedecho("table", name, "--only", row, *settings, "--format", "csv"))))
-        mine = next(line for line in rows if line[2] == "2")
-        assert mine[5] == "75.39 ± 2.93"
+        mine = next(line for line in records("table", name, "--only", row, *settings) if line["seeds"] == "2")
+        assert [mine["paper"], mine["paper deviation"]] == ["75.39", "2.93"]
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "mine").rglob("*.json")} == kept
 
 
@@ -268,6 +277,20 @@ def test_cost_names_what_fedecho_pays() -> None:
     assert float(rows["fedbuff"][0]) == float(rows["fedbuff"][1]) == 0
     assert min(float(rows["fedecho"][0]), float(rows["fedecho"][1])) > 0
     assert rows["fedbuff"][2] == rows["fedecho"][2]  # the same schedule
+    assert f"CPU, torch {torch.__version__}; seconds are the server's, mean over --versions 1 after one" in said
+
+
+@pytest.mark.parametrize("form", ["text", "csv"])
+def test_a_reader_that_has_seen_enough(form: str) -> None:
+    """As `| head` does, and before anything is printed."""
+    command = [sys.executable, "-m", "fedecho", "table", "cifar10", "--show", "--format", form]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT)
+    assert running.stdout is not None
+    assert running.stderr is not None
+    running.stdout.close()
+    said = running.stderr.read().decode()
+    running.stderr.close()
+    assert (running.wait(), said) == (1, "")
 
 
 @pytest.mark.parametrize("name", TABLES)

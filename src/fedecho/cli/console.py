@@ -2,6 +2,8 @@
 
 import json
 import os
+import select
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -116,7 +118,20 @@ def friendly() -> Iterator[None]:
     except DiskFullError as error:
         fail(str(error), 1)
     except OSError as error:
+        if isinstance(error, BrokenPipeError) and _nobody_reads():
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains at its end
+            raise typer.Exit(1) from None
         fail(f"cannot go on: {error}; a run that had begun can be resumed", 2)
+
+
+def _nobody_reads() -> bool:
+    """Does what is printed go nowhere? `| head` has seen enough."""
+    try:
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), 0)
+        return any(event & select.POLLERR for _, event in poll.poll(0))
+    except (AttributeError, OSError, ValueError):  # not a question for this system, or for what stands in for a terminal
+        return False
 
 
 def print_json(told: Any) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -127,6 +128,11 @@ def cost(
             held = [str(paid.versions_alive), *(f"{each:.2f}" for each in megabytes)]
             shown.add_row(name, *seconds, *held)
         out.print(shown)
+        place = torch.cuda.get_device_name() if execution.executor == "cuda" else "CPU"
+        tell(
+            f"{place}, torch {torch.__version__}; seconds are the server's, mean over --versions {versions} after one; "
+            "alive: the most versions that clients in flight began with; state: all else that the method keeps"
+        )
 
 
 def _picked(paper: PaperTable, seeds: tuple[int, ...], only: list[str], without: list[str]) -> list[Cell]:

@@ -90,10 +90,15 @@ class Figure:
         return [self.ours, *self.seeds, *self.scores, self.paper, *stand_in]
 
 
+def accuracies(results: Iterable[CellResult]) -> list[float]:
+    """In %; a run that diverged has none."""
+    return [100 * result.accuracy for result in results if not result.diverged]
+
+
 def _ours(results: Iterable[CellResult]) -> str:
     """Runs that diverged have no accuracy to take a mean of; how many there are is said."""
     ended = list(results)
-    values = [100 * result.accuracy for result in ended if not result.diverged]
+    values = accuracies(ended)
     if not values:
         return "diverged" if ended else ""
     diverged = f" ({len(ended) - len(values)} diverged)" if len(values) < len(ended) else ""
@@ -105,14 +110,18 @@ def _said(mean: float, deviation: float | None) -> str:
 
 
 def _mean_score(found: list[CellResult], name: str) -> str:
-    """The mean over seeds, shares in %, losses as they are."""
-    scores = [result.score(name) for result in found]
-    known = [score for score in scores if score is not None]
-    last = " (last)" if any(score.only_last for score in known) else ""
+    mean, only_last = mean_score(found, name)
+    last = " (last)" if only_last else ""
+    return "" if mean is None else f"{mean:.3f}{last}" if "loss" in name else f"{mean:.2f}{last}"
+
+
+def mean_score(found: list[CellResult], name: str) -> tuple[float | None, bool]:
+    """The mean over seeds, shares in %, losses as they are; and whether some run has its last evaluation's alone."""
+    known = [score for result in found if (score := result.score(name)) is not None]
     if not known:
-        return ""
+        return None, False
     mean = fmean(score.value for score in known)
-    return f"{mean:.3f}{last}" if "loss" in name else f"{100 * mean:.2f}{last}"
+    return mean if "loss" in name else 100 * mean, any(score.only_last for score in known)
 
 
 def _ran_on(table: PaperTable, row: Row, result: CellResult) -> tuple[str, ...]:

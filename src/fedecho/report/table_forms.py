@@ -2,15 +2,16 @@
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from statistics import fmean, stdev
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from fedecho.experiments.paper import PaperTable
+from fedecho.experiments.paper import Column, PaperTable, Row
 from fedecho.experiments.results import CellResult
-from fedecho.report.paper_tables import Marks, View
+from fedecho.report.paper_tables import Marks, View, accuracies, mean_score
 
 UNBROKEN = "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}"
 SINGLE = {"final": "the last one's", "best": "the best one's"}
@@ -42,12 +43,40 @@ def as_markdown(view: View) -> str:
 
 
 def as_csv(view: View) -> str:
+    """For other programs: a line for each row and column of the table, and one number in a field."""
+    lines = [_numbers(view, row, column) for row in view.table.rows for column in view.table.columns]
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(_lines(view))
+    writer = csv.DictWriter(text, list(lines[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
     return text.getvalue().rstrip("\n")
 
 
-def _lines(view: View, marks: Marks | None = None) -> Iterator[list[str]]:
+def _numbers(view: View, row: Row, column: Column) -> dict[str, str | float | int | None]:
+    ended = view.finished(row, column)
+    trained = [result for result in ended.values() if not result.diverged]
+    values, paper = accuracies(trained), view.table.values.get((row.label, column.label), (None, None))
+    told: dict[str, str | float | int | None] = {"method": row.label, "setting": column.label, "seeds": len(ended)}
+    told |= {"diverged": len(ended) - len(trained), "ours": _rounded(fmean(values)) if values else None}
+    told["deviation"] = _rounded(stdev(values)) if len(values) > 1 else None
+    if view.by_seed:
+        alone = {seed: next(iter(accuracies([ended[seed]])), None) if seed in ended else None for seed in view.seeds}
+        told |= {f"seed {seed}": _rounded(value) for seed, value in alone.items()}
+    told |= {heading: _rounded(mean_score(trained, name)[0]) for name, heading in view.table.scores}
+    told |= {"paper": paper[0], "paper deviation": paper[1]}
+    if view.table.names_stand_ins:
+        told["ran on"] = view.figure(row, column).cells()[-1]
+    told["hardware"] = "; ".join(_hardware(ended.values()))
+    told["unlabeled"] = "; ".join(sorted({result.unlabeled for result in ended.values() if result.unlabeled}))
+    return told
+
+
+def _rounded(value: float | None) -> float | None:
+    """So many digits that nothing is lost which an evaluation can tell."""
+    return None if value is None else round(value, 4)
+
+
+def _lines(view: View, marks: Marks) -> Iterator[list[str]]:
     """The heading, then a line per row: its label, and the figures of each column."""
     first, *others = view.headings
     columns = view.table.columns
@@ -61,11 +90,15 @@ def notes_of(view: View) -> list[str]:
     found = list(view.all_finished())
     if not found:
         return [f"nothing of this table has run yet: there is none of it in {view.results}"]
-    notes = sorted({f"{result.execution.get('device', 'CPU')}, torch {result.software['torch']}" for result in found})
+    notes = _hardware(found)
     notes += sorted({f"U: {result.unlabeled}" for result in found if result.unlabeled})
     for key in ("trained", "judged on", "prompt"):
         notes += sorted({f"{key}: {result.notes[key]!r}" for result in found if key in result.notes})
     return [_what_figures_are(view.table, found), *notes, *_other_files(found)]
+
+
+def _hardware(found: Iterable[CellResult]) -> list[str]:
+    return sorted({f"{result.execution.get('device', 'CPU')}, torch {result.software['torch']}" for result in found})
 
 
 def _what_figures_are(table: PaperTable, found: list[CellResult]) -> str:
