@@ -20,6 +20,7 @@ from fedecho.cli import app
 from fedecho.core import breaks
 from fedecho.core.drive import Moment
 from fedecho.experiments import compare, state
+from fedecho.experiments.config import to_config
 from fedecho.experiments.record import read_record
 from fedecho.experiments.run import Interrupted
 from fedecho.tasks import classification
@@ -247,6 +248,22 @@ def test_a_trace_lies_beside_the_file_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "sub" / "mine.toml").write_text('recipe = "digits"\n[runtimes]\ntrace = "clients.csv"\n')
     experiment = load("sub/mine.toml")
     assert experiment.runtimes.assign([1] * 20, 0).draw(4, 0) == 5.0
+
+
+def test_so_do_a_tasks_own_files_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A known set's name, and a path that is right as it stands, mean what they mean elsewhere."""
+    for name in ("sub/pictures", "sub/cifar100", "sub/here.npy", "here.npy"):
+        (tmp_path / name).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    for given, found in (
+        ("pictures", "sub/pictures"),
+        ("cifar100", "cifar100"),
+        ("here.npy", "here.npy"),
+        ("nowhere.npy", "nowhere.npy"),
+        ("x" * 5000, "x" * 5000),
+    ):
+        (tmp_path / "sub" / "mine.toml").write_text(f'recipe = "cifar10"\n[task]\nunlabeled = "{given}"\n')
+        assert to_config(load("sub/mine.toml"))["task"]["unlabeled"] == found
 
 
 def test_a_comparison_stopped_in_a_runs_last_evaluation_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from fedecho.algorithms import ALGORITHMS
 from fedecho.data.partition import PARTITIONERS
 from fedecho.experiments.experiment import Experiment
 from fedecho.experiments.recipes import RECIPES
-from fedecho.experiments.toml import MAX_DEPTH, parsed, read_toml
+from fedecho.experiments.toml import MAX_DEPTH, beside, parsed, read_toml
 from fedecho.tasks import TASKS
 
 Tree = dict[str, Any]
@@ -124,16 +124,8 @@ def _another_method(name: str, tree: Tree) -> Tree:
 
 def _file(source: str) -> Tree:
     if source.endswith(".toml") or Path(source).is_file():
-        return _beside(Path(source), read_toml(Path(source)))
+        return beside(Path(source), read_toml(Path(source)))
     raise ConfigError(_unknown(source, RECIPES, "recipe") + " (a file's name must end in .toml)")
-
-
-def _beside(path: Path, tree: Tree) -> Tree:
-    """A trace that a file names lies beside the file, unless its path says otherwise."""
-    runtimes = tree.get("runtimes")
-    if isinstance(runtimes, dict) and isinstance(runtimes.get("trace"), str):
-        tree["runtimes"] = runtimes | {"trace": str(path.parent / runtimes["trace"])}
-    return tree
 
 
 def _on_recipe(tree: Tree) -> Tree:

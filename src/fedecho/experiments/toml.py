@@ -4,11 +4,15 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from fedecho.data.unlabeled import NAMED
+
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 20
 """Tables in tables: ours have four."""
 LARGEST = 2**63
 """Of whole numbers, by TOML's own words."""
+OWN_FILES = ("unlabeled", "train", "dev", "test", "model")
+"""A task's settings that may be a user's own files or folders."""
 
 
 class TomlError(ValueError):
@@ -31,6 +35,30 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise TomlError(f"cannot read {path}: {error}") from None
     except ValueError as error:
         raise TomlError(f"{path}: {error}") from None
+
+
+def beside(path: Path, tree: dict[str, Any]) -> dict[str, Any]:
+    """A trace that a file names lies beside the file, unless its path says otherwise; so do a task's own files that are there."""
+    runtimes, task = tree.get("runtimes"), tree.get("task")
+    if isinstance(runtimes, dict) and isinstance(runtimes.get("trace"), str):
+        tree["runtimes"] = runtimes | {"trace": str(path.parent / runtimes["trace"])}
+    if isinstance(task, dict):
+        tree["task"] = {key: _found_beside(path, value) if key in OWN_FILES else value for key, value in task.items()}
+    return tree
+
+
+def _found_beside(path: Path, value: Any) -> Any:
+    """The name of a known set, or a path that is right as it stands, is left alone."""
+    if not isinstance(value, str) or not value or value in NAMED or _is_there(Path(value)):
+        return value
+    return str(path.parent / value) if _is_there(path.parent / value) else value
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a text that is no path at all
+        return False
 
 
 def parsed(text: str) -> dict[str, Any]:
