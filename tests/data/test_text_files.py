@@ -36,7 +36,7 @@ def test_a_users_own_tsv_and_jsonl_are_the_same_pairs(tmp_path: Path) -> None:
         ("a.tsv", "label\tsentence1\tsentence2\n1\tx\ty\n0\tonly one\n", r"a\.tsv, line 3: has 2 columns .* heading has 3"),
         ("a.tsv", "label\tsentence1\tsentence2\nyes\tx\ty\n", r"a\.tsv, line 2: the label must be a class.*'yes'"),
         ("a.tsv", "label\tsentence1\tsentence2\n1\tx\t \n", r"a\.tsv, line 2: 'sentence2' must be a text"),
-        ("a.tsv", "label\tfirst\tsecond\n1\tx\ty\n", r"a\.tsv, line 2: there is no sentence1"),
+        ("a.tsv", "label\tfirst\tsecond\n1\tx\ty\n", r"a\.tsv, line 1: the heading has no sentence1"),
         ("a.tsv", "label\tsentence1\tsentence2\n", r"a\.tsv holds no pairs"),
         ("a.jsonl", '{"sentence1": "x", "sentence2": "y", "label": 1}\n{"sentence1": \n', r"a\.jsonl, line 2: no JSON"),
         ("a.jsonl", '{"sentence1": "x"}\n', r"a\.jsonl, line 1: has no 'sentence2'"),

@@ -53,6 +53,10 @@ def test_the_command_writes_the_page_and_says_so(tmp_path: Path) -> None:
         assert start.startswith(b"\x89PNG") if path.suffix == ".png" else b"<?xml" in start
     quiet = CliRunner().invoke(app, ["report", str(folder), "--quiet"])
     assert quiet.stdout.strip() == str(folder / "report.html")
+    into = CliRunner().invoke(app, ["report", str(folder), "--quiet", "--out", str(tmp_path)])
+    assert into.stdout.strip() == str(tmp_path / "report.html")
+    wrong = CliRunner().invoke(app, ["report", str(folder), "--figures", str(tmp_path / "report.html")])
+    assert (wrong.exit_code, "report.html is a file, not a folder" in " ".join(wrong.stderr.split())) == (2, True)
     said = CliRunner().invoke(app, ["report", str(write(tmp_path / "old", lines(old=True)))]).stdout
     assert "left out: the timeline" in said
 

@@ -21,7 +21,7 @@ OpenIt = Annotated[bool, typer.Option("--open", help="Open it in the browser.")]
 
 def report(
     folders: Folders,
-    target: Annotated[Path | None, typer.Option("--out", help="The page; by default report.html in the first folder.")] = None,
+    target: Annotated[Path | None, typer.Option("--out", help="The page, or its folder; by default the first of DIR.")] = None,
     figures: Annotated[Path | None, typer.Option("--figures", metavar="DIR", help="Also every figure as PNG and SVG.")] = None,
     open_it: OpenIt = False,
     quiet: Quiet = False,
@@ -33,8 +33,10 @@ def report(
     """
     with friendly():
         made = report_of(folders)
-        target = target or folders[0] / "report.html"
-        usable(target.parent)
+        target = target or folders[0]
+        target = target / "report.html" if target.is_dir() else target
+        for folder in (target.parent, *([] if figures is None else [figures])):
+            usable(folder)
         text = page(made).encode()
         target.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(target, text)

@@ -44,6 +44,8 @@ def _pair(row: dict[str, Any], number: int, path: Path, labelled: bool) -> Pair:
     for name in ("sentence1", "sentence2", *(("label",) if labelled else ())):
         if name not in row:
             columns = ", ".join((*GLUE, *GLUE.values()))
+            if path.suffix == ".tsv":
+                raise BadLine(path, 1, f"the heading has no {name}; the names known are {columns}")
             raise BadLine(path, number, f"there is no {name}; the names known are {columns}")
     first, second = (text_of(row[name], name, path, number) for name in ("sentence1", "sentence2"))
     return Pair(first, second, _label(row["label"], path, number) if labelled else None, path, number)
