@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+WORKERS ?= 2
 COVERED := src/fedecho/core/*,src/fedecho/algorithms/*,src/fedecho/distill/*,src/fedecho/simulation/*,src/fedecho/flower/*
 
 .PHONY: demo test network lint install format docs bench peers durability audit lock clean
@@ -12,7 +13,7 @@ demo: $(STAMP)  ## FedBuff, FADAS and FedEcho on the embedded digits, three seed
 
 test: lint  ## everything that must hold
 	rm -f .coverage .coverage.*
-	$(BIN)/python -m pytest --cov --cov-report=
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --cov --cov-report=
 	$(BIN)/coverage report --skip-covered --include='$(COVERED)' --fail-under=95
 
 network: $(STAMP)  ## real Flower processes on this machine: six nodes, TLS and keys, chaos, Flower's simulation engine, a Ray cluster; minutes each
