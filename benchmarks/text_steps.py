@@ -33,7 +33,6 @@ from fedecho.data.spans import Spans
 from fedecho.experiments.execution import DTYPES
 from fedecho.experiments.gpu import gpu_settings, the_gpu
 from fedecho.learning import LocalTraining, Trainer
-from fedecho.learning.lowered import Lowered
 from fedecho.learning.replayed import ReplayedSteps
 from fedecho.models.pretrained import library
 from fedecho.tasks import mathinstruct
@@ -176,9 +175,7 @@ def measured(name: str, task: Any, num_steps: int, device: torch.device, precisi
             trainer = Trainer(placed, local, network)
         else:
             few = placed.in_few_shapes()
-            steps = ReplayedSteps(few, local, network, kind != "replayed", print)
-            steps.lowered = None if kind == "lowered" else Lowered(network)
-            trainer = Trainer(few, local, network, steps)
+            trainer = Trainer(few, local, network, ReplayedSteps(few, local, network, kind == "compiled", print))
         yield Row(name, way, ms_per_step(trainer, num_steps))
 
 
@@ -188,8 +185,7 @@ def ways(task: Any, device: torch.device) -> Iterator[tuple[str, Any, str]]:
     yield "replayed", plain, "replayed"
     if device.type == "cuda":
         yield "replayed, compiled update", plain, "compiled"
-        yield "and weights cast together", plain, "lowered"
-    kind = "lowered" if device.type == "cuda" else "replayed"
+    kind = "compiled" if device.type == "cuda" else "replayed"
     if isinstance(task, RandomAnswers):
         yield "and texts share rows", replace(plain, packed=True), kind
         yield "and RMSNorm is torch's own", task, kind

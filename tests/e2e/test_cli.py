@@ -252,7 +252,7 @@ def test_a_trace_lies_beside_the_file_that_names_it(tmp_path: Path) -> None:
 
 def test_so_do_a_tasks_own_files_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A known set's name, and a path that is right as it stands, mean what they mean elsewhere."""
-    for name in ("sub/pictures", "sub/cifar100", "sub/here.npy", "here.npy"):
+    for name in ("sub/pictures", "sub/cifar100", "sub/here.npy", "here.npy", "sub/gsm8k-train", "sub/my.jsonl", "sub/llama"):
         (tmp_path / name).mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     for given, found in (
@@ -264,6 +264,15 @@ def test_so_do_a_tasks_own_files_that_are_there(tmp_path: Path, monkeypatch: pyt
     ):
         (tmp_path / "sub" / "mine.toml").write_text(f'recipe = "cifar10"\n[task]\nunlabeled = "{given}"\n')
         assert to_config(load("sub/mine.toml"))["task"]["unlabeled"] == found
+    given = 'train = "gsm8k-train"\ntest = "my.jsonl"\nmodel = "llama"\nlora_targets = "llama"\n'
+    (tmp_path / "sub" / "mine.toml").write_text(f'recipe = "mathinstruct"\n[task]\n{given}')
+    task = to_config(load("sub/mine.toml"))["task"]
+    assert [task[name] for name in ("train", "test", "model", "lora_targets")] == [
+        "gsm8k-train",
+        "sub/my.jsonl",
+        "sub/llama",
+        "llama",
+    ]
 
 
 def test_a_comparison_stopped_in_a_runs_last_evaluation_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,12 +13,10 @@ from torch.nn.functional import cosine_similarity
 
 from fedecho import Experiment, load
 from fedecho.core.capture import Precision
-from fedecho.core.layout import BoundNetwork
 from fedecho.core.types import ClientUpdate, Dispatch, GlobalModel, Weights
 from fedecho.experiments import gpu
 from fedecho.experiments.gpu import GpuParts, gpu_settings
 from fedecho.learning.descent import bias_correction, step_of
-from fedecho.learning.lowered import Lowered
 from fedecho.learning.replayed import ReplayedSteps
 from fedecho.learning.trainer import Trainer
 from fedecho.simulation.executors.executor import Job
@@ -114,26 +112,6 @@ def test_the_same_bytes_twice_and_in_another_order(world: Path, kind: str, size:
         alone = executor.result(1)
     assert torch.equal(alone.delta, first[1].delta)
     assert not torch.equal(first[0].delta[:100], first[1].delta[:100])
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("kind", list(KINDS))
-def test_weights_cast_together_change_no_bit(world: Path, kind: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, precision = experiment(world, kind), Precision(torch.bfloat16, deterministic=True, compiled=False)
-    start, found = start_of(one), Lowered.of
-    seen: list[int] = []
-
-    def watched(network: BoundNetwork, forward: Any) -> Lowered:
-        low = found(network, forward)
-        seen.append(sum(len(group.places) for group in low.groups))
-        return low
-
-    monkeypatch.setattr(Lowered, "of", watched)
-    together = jobs(one, precision, device, start)
-    assert seen[0] > 3
-    monkeypatch.setattr(Lowered, "of", lambda network, forward: Lowered(network))
-    for ours, plain in zip(together, jobs(one, precision, device, start), strict=True):
-        assert torch.equal(ours.delta, plain.delta)
 
 
 @pytest.mark.gpu

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fedecho.cli.comparison import compare
+from fedecho.cli.console import print_nowhere
 from fedecho.cli.data import data
 from fedecho.cli.deploy import certificates, join, serve, submit
 from fedecho.cli.look import report, watch
@@ -66,4 +67,11 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a folder's name can be no text at all
-    app()
+    try:
+        app()
+    finally:
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:  # `| head` has seen enough
+            print_nowhere()
+            raise SystemExit(1) from None

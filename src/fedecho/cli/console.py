@@ -119,7 +119,7 @@ def friendly() -> Iterator[None]:
         fail(str(error), 1)
     except OSError as error:
         if isinstance(error, BrokenPipeError) and _nobody_reads():
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains at its end
+            print_nowhere()
             raise typer.Exit(1) from None
         fail(f"cannot go on: {error}; a run that had begun can be resumed", 2)
 
@@ -132,6 +132,11 @@ def _nobody_reads() -> bool:
         return any(event & select.POLLERR for _, event in poll.poll(0))
     except (AttributeError, OSError, ValueError):  # not a question for this system, or for what stands in for a terminal
         return False
+
+
+def print_nowhere() -> None:
+    """What is printed from now on is lost, without a complaint at Python's end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def print_json(told: Any) -> None:
@@ -150,7 +155,7 @@ def usable(folder: Path) -> None:
         raise ConfigError(f"{folder} is a file, not a folder")
     nearest = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     if not os.access(nearest, os.W_OK | os.X_OK):
-        raise ConfigError(f"cannot write to {nearest}: choose another --out")
+        raise ConfigError(f"cannot write to {nearest}: choose another folder")
 
 
 def execution_options(

@@ -128,10 +128,10 @@ def cost(
             held = [str(paid.versions_alive), *(f"{each:.2f}" for each in megabytes)]
             shown.add_row(name, *seconds, *held)
         out.print(shown)
-        place = torch.cuda.get_device_name() if execution.executor == "cuda" else "CPU"
+        place = f"{torch.cuda.get_device_name()}, {execution.precision}" if execution.executor == "cuda" else "CPU"
         tell(
             f"{place}, torch {torch.__version__}; seconds are the server's, mean over --versions {versions} after one; "
-            "alive: the most versions that clients in flight began with; state: all else that the method keeps"
+            "alive: the most versions at once by the schedule of the whole run; bank and state: of all clients"
         )
 
 

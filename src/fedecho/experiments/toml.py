@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fedecho.data.unlabeled import NAMED
+from fedecho.tasks import mathinstruct, mrpc
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 20
@@ -13,6 +14,8 @@ LARGEST = 2**63
 """Of whole numbers, by TOML's own words."""
 OWN_FILES = ("unlabeled", "train", "dev", "test", "model")
 """A task's settings that may be a user's own files or folders."""
+KNOWN = {*NAMED, *mrpc.FILES, *mathinstruct.FILES}
+"""The names of sets."""
 
 
 class TomlError(ValueError):
@@ -49,7 +52,7 @@ def beside(path: Path, tree: dict[str, Any]) -> dict[str, Any]:
 
 def _found_beside(path: Path, value: Any) -> Any:
     """The name of a known set, or a path that is right as it stands, is left alone."""
-    if not isinstance(value, str) or not value or value in NAMED or _is_there(Path(value)):
+    if not isinstance(value, str) or not value or value in KNOWN or _is_there(Path(value)):
         return value
     return str(path.parent / value) if _is_there(path.parent / value) else value
 

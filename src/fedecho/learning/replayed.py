@@ -20,7 +20,6 @@ from fedecho.core.task import Batch, Task
 from fedecho.learning.batches import mapped, shape_of, tensors_of
 from fedecho.learning.descent import bias_correction, step_of, wants_moments, wants_raw_mean
 from fedecho.learning.local import LocalTraining
-from fedecho.learning.lowered import Lowered
 
 MOST_GRAPHS = 256
 """A graph of a thousand kernels takes some megabytes; a task with more shapes than this is not padded to few."""
@@ -78,12 +77,12 @@ class ReplayedSteps:
     lane: Lane | None = None
     eager: str = field(default="", init=False)
     graphs: dict[Hashable, Captured] = field(default_factory=dict, init=False)
-    lowered: Lowered | None = field(default=None, init=False)
-    """What is computed in low precision, which the first capture finds out."""
 
     def __post_init__(self) -> None:
         params, local = self.network.weights.params, self.local
         self._device = params.device
+        self._params = [part for part in self.network.module.parameters() if part.requires_grad]
+        self._places: list[Tensor] = [part.grad for part in self._params if part.grad is not None]
         self._lane, self._pool = self.lane or lane_on(self._device), memory_pool(self._device)
         self._start = torch.zeros_like(params) if local.proximal else None
         self._shift = torch.zeros_like(params) if local.control_variates else None
@@ -137,10 +136,12 @@ class ReplayedSteps:
 
     def _gradient(self, batch: Batch) -> Tensor:
         """As ``steps.gradient`` without its hundred little additions: what autograd finds goes to its place in a few kernels."""
-        lowered = self.lowered or Lowered(self.network)
-        with lowered.in_place():
-            loss = self.task.loss(self.network.module, batch)
-        lowered.gradients(loss)
+        loss = self.task.loss(self.network.module, batch)
+        found = torch.autograd.grad(loss, self._params, allow_unused=True)
+        used = [(place, grad) for place, grad in zip(self._places, found, strict=True) if grad is not None]
+        if len(used) < len(found):
+            self.network.grads.zero_()
+        torch._foreach_copy_([place for place, _ in used], [grad for _, grad in used])
         if self._raw is not None:
             self._raw.add_(self.network.grads)
         return loss.detach()
@@ -165,8 +166,6 @@ class ReplayedSteps:
         held = mapped(batch, lambda tensor: tensor.to(self._device, copy=True))
         making = MadeOnDevice(self._device)
         with self._unchanged():
-            if self.lowered is None:
-                self.lowered = Lowered.of(self.network, lambda: self.task.loss(self.network.module, held))
             return Captured(tensors_of(held), self._lane.capture(lambda: self._work(held, making), self._pool))
 
     @contextmanager

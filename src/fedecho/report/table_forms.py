@@ -62,7 +62,9 @@ def _numbers(view: View, row: Row, column: Column) -> dict[str, str | float | in
     if view.by_seed:
         alone = {seed: next(iter(accuracies([ended[seed]])), None) if seed in ended else None for seed in view.seeds}
         told |= {f"seed {seed}": _rounded(value) for seed, value in alone.items()}
-    told |= {heading: _rounded(mean_score(trained, name)[0]) for name, heading in view.table.scores}
+    scores = {heading: mean_score(trained, name) for name, heading in view.table.scores}
+    told |= {heading: _rounded(mean) for heading, (mean, _) in scores.items()}
+    told["last alone"] = " ".join(heading for heading, (_, only_last) in scores.items() if only_last)
     told |= {"paper": paper[0], "paper deviation": paper[1]}
     if view.table.names_stand_ins:
         told["ran on"] = view.figure(row, column).cells()[-1]
