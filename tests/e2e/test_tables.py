@@ -204,6 +204,16 @@ def test_a_damaged_result_is_named(tmp_path: Path, damage: dict[str, object]) ->
 
 def test_settings_of_ones_own_stand_in_the_title(small_table: list[str]) -> None:
     assert "with task.num_clients=6 task.width=2" in " ".join(fedecho(*small_table, "--seeds", "0").split())
+    assert "\n\nWith task.num_clients=6 task.width=2 " in fedecho(*small_table, "--seeds", "0", "--format", "markdown")
+    assert records(*small_table, "--seeds", "0")[0]["with"].startswith("task.num_clients=6 task.width=2 ")
+
+
+def test_results_that_are_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "nowhere", tmp_path / "file"):
+        assert f"there is no folder {place}" in " ".join(
+            fedecho("table", "cifar10", "--show", "--results", str(place), code=2).split()
+        )
 
 
 def test_a_run_serves_every_table_it_belongs_in(small_table: list[str], tmp_path: Path) -> None:

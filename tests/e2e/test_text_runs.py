@@ -195,7 +195,7 @@ def test_tables_name_every_stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert "; LoRA of rank 2 on q_proj and v_proj in place of the whole model" in lines[row]
     assert "; 2 versions in place of 5; client_lr 0.0002 in place of 3e-05; " in lines["FedBuff"]
     assert "; batch_size 32 in place of 8" in lines["FedBuff"]
-    assert "seeds,diverged,ours,deviation,s.e.,loss,last alone,paper,paper deviation,ran on,hardware,unlabeled" in shown
+    assert "seeds,diverged,ours,deviation,s.e.,loss,last alone,paper,paper deviation,ran on,with,hardware,unlabeled" in shown
     assert not any(column == "SmolLM2-135M, 45 versions" for _, column in TABLES["gsm8k"].values), "the paper ran five"
     kept = json.loads((tmp_path / "mine" / "gsm8k" / "before-training-smollm2-135m-5-versions-seed0.json").read_text())
     assert kept["summary"]["num_versions"] == 0

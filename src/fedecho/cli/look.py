@@ -8,6 +8,7 @@ import typer
 
 from fedecho.cli.console import AsJson, Quiet, friendly, print_json, say, tell, usable
 from fedecho.core.checkpoint import write_atomically
+from fedecho.experiments.config import ConfigError
 from fedecho.report.book import report_of
 from fedecho.report.html import page
 from fedecho.report.live import LOOPBACK, serve
@@ -33,8 +34,7 @@ def report(
     """
     with friendly():
         made = report_of(folders)
-        target = target or folders[0]
-        target = target / "report.html" if target.is_dir() else target
+        target = _page_at(target or folders[0])
         for folder in (target.parent, *([] if figures is None else [figures])):
             usable(folder)
         text = page(made).encode()
@@ -55,6 +55,15 @@ def report(
                 tell(f"{len(drawn)} files in {figures}")
         if open_it:
             webbrowser.open(target.absolute().as_uri())
+
+
+def _page_at(target: Path) -> Path:
+    """A page, or a folder for it; never over a file that is none."""
+    if target.is_dir() or (not target.suffix and not target.exists()):
+        return target / "report.html"
+    if target.suffix.lower() not in (".html", ".htm"):
+        raise ConfigError(f"--out {target} is no page and no folder: its name must end in .html, or be a folder's")
+    return target
 
 
 def watch(

@@ -184,7 +184,7 @@ def _say_result(folder: Path, summary: Summary, manner: _Manner) -> None:
         print(folder)
         return
     out.print(
-        f"accuracy {100 * summary.last10_accuracy:.2f} % (mean of the last 10 evaluations; "
+        f"accuracy {100 * summary.last10_accuracy:.2f} % (mean of the last evaluations, at most 10; "
         f"final {100 * summary.final_accuracy:.2f}, best {100 * summary.best_accuracy:.2f})",
         soft_wrap=True,
     )

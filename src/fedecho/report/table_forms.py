@@ -39,7 +39,8 @@ def as_markdown(view: View) -> str:
     heading, *lines = _lines(view, marks)
     rule = ["---"] + ["---:"] * (len(heading) - 1)
     shown = "\n".join("| " + " | ".join(line) + " |" for line in [heading, rule, *lines]).replace(" ± ", UNBROKEN)
-    return f"{shown}\n\n{marks.told('; ')}" if marks.known else shown
+    told = [marks.told("; ")] if marks.known else []
+    return "\n\n".join([shown, *told, *([f"With {' '.join(view.table.own)}"] if view.table.own else [])])
 
 
 def as_csv(view: View) -> str:
@@ -68,6 +69,8 @@ def _numbers(view: View, row: Row, column: Column) -> dict[str, str | float | in
     told |= {"paper": paper[0], "paper deviation": paper[1]}
     if view.table.names_stand_ins:
         told["ran on"] = view.figure(row, column).cells()[-1]
+    if view.table.own:
+        told["with"] = " ".join(view.table.own)
     told["hardware"] = "; ".join(_hardware(ended.values()))
     told["unlabeled"] = "; ".join(sorted({result.unlabeled for result in ended.values() if result.unlabeled}))
     return told
