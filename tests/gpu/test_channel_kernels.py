@@ -43,7 +43,6 @@ def gradients(params: Mapping[str, Tensor], images: Tensor, row_weight: Tensor) 
 
 # torch's compiler makes an instance of the class it traces, which torch itself warns of.
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore::UserWarning:torch.*")
 @pytest.mark.parametrize("kernels", [["sums"], ["maps"], ["sums", "maps"]], ids="+".join)
 def test_a_compiled_network_with_kernels_trains_as_one_without(kernels: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)

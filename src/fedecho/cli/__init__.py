@@ -1,5 +1,6 @@
 """The command line: ``fedecho --help`` shows it."""
 
+import os
 import sys
 from collections.abc import Callable
 from io import TextIOWrapper
@@ -8,7 +9,6 @@ from typing import Annotated
 import typer
 
 from fedecho.cli.comparison import compare
-from fedecho.cli.console import print_nowhere
 from fedecho.cli.data import data
 from fedecho.cli.deploy import certificates, join, serve, submit
 from fedecho.cli.look import report, watch
@@ -72,6 +72,6 @@ def main() -> None:
     finally:
         try:
             sys.stdout.flush()
-        except BrokenPipeError:  # `| head` has seen enough
-            print_nowhere()
+        except BrokenPipeError:  # as Typer does with what is printed before the end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it flushes again
             raise SystemExit(1) from None

@@ -119,8 +119,7 @@ def friendly() -> Iterator[None]:
         fail(str(error), 1)
     except OSError as error:
         if isinstance(error, BrokenPipeError) and _nobody_reads():
-            print_nowhere()
-            raise typer.Exit(1) from None
+            raise  # Typer ends without a word
         fail(f"cannot go on: {error}; a run that had begun can be resumed", 2)
 
 
@@ -132,11 +131,6 @@ def _nobody_reads() -> bool:
         return any(event & select.POLLERR for _, event in poll.poll(0))
     except (AttributeError, OSError, ValueError):  # not a question for this system, or for what stands in for a terminal
         return False
-
-
-def print_nowhere() -> None:
-    """What is printed from now on is lost, without a complaint at Python's end."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def print_json(told: Any) -> None:

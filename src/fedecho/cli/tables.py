@@ -89,9 +89,7 @@ def table(
         cells = _picked(paper, chosen, only or [], without or [])
         missing = _missing(cells, results)
         options = execution_options(executor, workers, precision, deterministic, device, address)
-        if not show:
-            Execution(**options)  # says what is wrong with them
-        elif not results.is_dir():
+        if show and not results.is_dir():
             raise ConfigError(f"there is no folder {results.absolute()}: say with --results where the results are")
         if dry_run:
             _announce(paper, missing, results, chosen)

@@ -64,10 +64,11 @@ class View:
             seeds=alone if self.by_seed else (str(len(ended) or ""),),
             scores=tuple(_mean_score(trained, name) for name, _ in self.table.scores),
             paper=_said(*paper) if paper else "",
-            stand_ins=self._stand_ins(row, ended.values()) if self.table.names_stand_ins else None,
+            stand_ins=self.stand_ins(row, ended.values()) if self.table.names_stand_ins else None,
         )
 
-    def _stand_ins(self, row: Row, ended: Iterable[CellResult]) -> tuple[tuple[str, ...], ...]:
+    def stand_ins(self, row: Row, ended: Iterable[CellResult]) -> tuple[tuple[str, ...], ...]:
+        """All in which these runs are not the paper's, for each kind of run."""
         return tuple(sorted({_ran_on(self.table, row, result) for result in ended}))
 
 
@@ -83,10 +84,9 @@ class Figure:
     stand_ins: tuple[tuple[str, ...], ...] | None
     """All in which its runs are not the paper's, for each kind of run; None in a table that does not tell."""
 
-    def cells(self, marks: Marks | None = None) -> list[str]:
-        """As ``View.headings`` names them; with ``marks``, stand-ins are told by their numbers."""
-        told = ["; ".join(each) if marks is None else marks.of(each) for each in self.stand_ins or ()]
-        stand_in = [] if self.stand_ins is None else [" or ".join(told)]
+    def cells(self, marks: Marks) -> list[str]:
+        """As ``View.headings`` names them; stand-ins are told by their numbers."""
+        stand_in = [] if self.stand_ins is None else [" or ".join(map(marks.of, self.stand_ins))]
         return [self.ours, *self.seeds, *self.scores, self.paper, *stand_in]
 
 

@@ -68,7 +68,7 @@ def _numbers(view: View, row: Row, column: Column) -> dict[str, str | float | in
     told["last alone"] = " ".join(heading for heading, (_, only_last) in scores.items() if only_last)
     told |= {"paper": paper[0], "paper deviation": paper[1]}
     if view.table.names_stand_ins:
-        told["ran on"] = view.figure(row, column).cells()[-1]
+        told["ran on"] = " or ".join("; ".join(each) for each in view.stand_ins(row, ended.values()))
     if view.table.own:
         told["with"] = " ".join(view.table.own)
     told["hardware"] = "; ".join(_hardware(ended.values()))
