@@ -1,19 +1,21 @@
 """Milliseconds of one training step on text, eager against replayed: AdamW on batches of random tokens.
 
-    python -m benchmarks.text_steps [--device cuda] [--precision fp32] [--steps 100] [--models minilm,mpnet] [--json FILE]
+    python -m benchmarks.text_steps [--precision bf16] [--steps 100] [--models minilm,mpnet] [--processes 8] [--json FILE]
 
 The models are made on the spot with random weights, which changes no time: BERT of all-MiniLM-L6-v2's size (6 layers, width 384),
 BERT-base or MPNet-base, batch 8, 64 tokens with padding; or Llama of SmolLM2-135M's size with LoRA of rank 16 on queries and
 values, batch 32, texts of 100 to 300 tokens and one of 380, half of each an answer, much as GSM8K's are. Each row has what the
-rows before it have, but for eager. On a CPU "replayed" is the same work done at once, so nothing is gained there.
+rows before it have, but for eager. Of several processes it is the time of a step in all: what passes until any of them has made
+one. On a CPU "replayed" is the same work done at once, so nothing is gained there.
 """
 
 import argparse
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest.mock import patch
@@ -26,6 +28,7 @@ from benchmarks.arguments import at_least_one, listed, need_gpu
 from benchmarks.kept import keep
 from fedecho.core.capture import Precision
 from fedecho.core.layout import Layout
+from fedecho.core.task import Batch
 from fedecho.core.types import Dispatch, GlobalModel
 from fedecho.data.parts import Parts, as_parts
 from fedecho.data.ragged import Ragged
@@ -143,6 +146,13 @@ class RandomAnswers(OneClient, MathInstructTask):
         return Spans.of(rows, [len(row) // 2 for row in rows], [len(row) - 1 for row in rows], 0, self.device)
 
 
+class Autocast(ReplayedSteps):
+    """Every weight is cast in its layer."""
+
+    def _cast_once(self, batch: Batch) -> list[str]:
+        return []
+
+
 @dataclass(frozen=True)
 class Row:
     """One line of the table."""
@@ -150,45 +160,92 @@ class Row:
     model: str
     steps: str
     ms: float
+    processes: int = 1
 
 
-def ms_per_step(trainer: Trainer, num_steps: int) -> float:
-    """The best of three jobs; the job before them captures and compiles."""
-    model = GlobalModel(0, trainer.network.weights.clone())
-    trainer.train(Dispatch(0, 0, model, 0))
-    times = []
-    for _ in range(3):
-        began = time.perf_counter()
-        trainer.train(Dispatch(0, 0, model, 0))  # its loss is read at the end, for which it waits
-        times.append(time.perf_counter() - began)
-    return min(times) / num_steps * 1e3
+@dataclass(frozen=True)
+class Way:
+    """What is measured; all that a process of its own must know."""
+
+    model: str
+    steps: str
+    num_steps: int
+    precision: Precision
+    device: str
+    kind: type | None = ReplayedSteps
+    changes: tuple[tuple[str, Any], ...] = ()
+
+    def trainer(self) -> Trainer:
+        task = MODELS[self.model][1](**dict(self.changes)).on(self.device).computing_in(self.precision.dtype)
+        local = LocalTraining(
+            optimizer="adamw", client_lr=3e-5, weight_decay=0.01, batch_size=task.size, num_local_steps=self.num_steps
+        )
+        module = task.network(0)
+        network = Layout.of(module).bind(module, self.device)
+        if self.kind is None:
+            return Trainer(task, local, network)
+        few = task.in_few_shapes()
+        return Trainer(few, local, network, self.kind(few, local, network, self.precision, print))
+
+    def times(self, begin: Callable[[], Any] = lambda: None) -> list[float]:
+        """Seconds of three jobs; the job before them captures and compiles."""
+        with gpu_settings(self.precision, torch.device(self.device)):
+            trainer = self.trainer()
+            model = GlobalModel(0, trainer.network.weights.clone())
+            trainer.train(Dispatch(0, 0, model, 0))
+            begin()
+            return [
+                timed(lambda: trainer.train(Dispatch(0, 0, model, 0))) for _ in range(3)
+            ]  # each waits for its loss at its end
+
+    def row(self, processes: int) -> Row:
+        name, _ = MODELS[self.model]
+        if processes == 1:
+            return Row(name, self.steps, min(self.times()) / self.num_steps * 1e3)
+        context = get_context("spawn")
+        barrier, found = context.Barrier(processes), context.Queue()
+        children = [context.Process(target=_shared, args=(self, barrier, found)) for _ in range(processes)]
+        for child in children:
+            child.start()
+        seconds = max(found.get(timeout=600) for _ in children)
+        for child in children:
+            child.join()
+        return Row(name, self.steps, seconds / (3 * self.num_steps * processes) * 1e3, processes)
 
 
-def measured(name: str, task: Any, num_steps: int, device: torch.device, precision: Precision) -> Iterator[Row]:
-    """From eager on; what each way is called and which task it trains is for ``ways`` to say."""
-    local = LocalTraining(optimizer="adamw", client_lr=3e-5, weight_decay=0.01, batch_size=task.size, num_local_steps=num_steps)
-    for way, changed, kind in ways(task, device):
-        placed = changed.on(str(device)).computing_in(precision.dtype)
-        module = placed.network(0)
-        network = Layout.of(module).bind(module, device)
-        if kind == "eager":
-            trainer = Trainer(placed, local, network)
-        else:
-            few = placed.in_few_shapes()
-            trainer = Trainer(few, local, network, ReplayedSteps(few, local, network, kind == "compiled", print))
-        yield Row(name, way, ms_per_step(trainer, num_steps))
+def _shared(way: Way, barrier: Any, found: Any) -> None:
+    """A process that shares the device with others."""
+    if way.device != "cpu":
+        the_gpu()
+    found.put(sum(way.times(barrier.wait)))
 
 
-def ways(task: Any, device: torch.device) -> Iterator[tuple[str, Any, str]]:
-    plain = replace(task, packed=False, is_lean=False) if isinstance(task, RandomAnswers) else task
-    yield "eager", plain, "eager"
-    yield "replayed", plain, "replayed"
+def timed(work: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def ways(model: str, num_steps: int, device: torch.device, dtype: torch.dtype, layers: int | None) -> Iterator[Way]:
+    """From eager on; each has what those before it have."""
+    text = issubclass(MODELS[model][1], RandomAnswers)
+    less = (*(() if layers is None else (("layers", layers),)), *((("packed", False), ("is_lean", False)) if text else ()))
+    plain, sure = Precision(dtype, compiled=False), Precision(dtype, deterministic=True)
+    fast = Precision(dtype) if device.type == "cuda" else plain
+
+    def way(steps: str, precision: Precision, kind: type | None = ReplayedSteps, **more: Any) -> Way:
+        return Way(model, steps, num_steps, precision, str(device), kind, (*less, *more.items()))
+
+    yield way("eager", plain, None)
+    yield way("replayed", plain, Autocast)
     if device.type == "cuda":
-        yield "replayed, compiled update", plain, "compiled"
-    kind = "compiled" if device.type == "cuda" else "replayed"
-    if isinstance(task, RandomAnswers):
-        yield "and texts share rows", replace(plain, packed=True), kind
-        yield "and RMSNorm is torch's own", task, kind
+        yield way("and the update is compiled", sure, Autocast)
+    yield way("and weights are kept in low precision", sure if device.type == "cuda" else plain)
+    if device.type == "cuda":
+        yield way("and layers are compiled", fast)
+    if text:
+        yield way("and texts share rows", fast, packed=True)
+        yield way("and RMSNorm is torch's own", fast, packed=True, is_lean=True)
 
 
 MODELS: dict[str, tuple[str, type]] = {
@@ -216,17 +273,19 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=at_least_one, default=100)
     parser.add_argument("--layers", type=at_least_one, help="fewer layers than the models have, to try it out")
     parser.add_argument("--models", type=listed(str, MODELS), default=["minilm"], help=", ".join(MODELS))
+    parser.add_argument(
+        "--processes", type=at_least_one, default=1, help="how many share the device (under NVIDIA MPS, if it runs)"
+    )
+    parser.add_argument("--only", default="", help="the rows with these words")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(words)
     if given.device == "cuda":
         need_gpu(parser)
     device = the_gpu() if given.device == "cuda" else torch.device("cpu")
-    precision, fewer = Precision(DTYPES[given.precision]), {} if given.layers is None else {"layers": given.layers}
     where = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
-    print(f"{where}, torch {torch.__version__}, {given.precision}, {given.steps} steps a job")
-    with gpu_settings(precision, device):
-        chosen = [(name, make(**fewer)) for name, make in map(MODELS.__getitem__, given.models)]
-        rows = list(shown(row for one in chosen for row in measured(*one, given.steps, device, precision)))
+    print(f"{where}, torch {torch.__version__}, {given.precision}, {given.steps} steps a job, {given.processes} at once")
+    each = [way for model in given.models for way in ways(model, given.steps, device, DTYPES[given.precision], given.layers)]
+    rows = list(shown(way.row(given.processes) for way in each if given.only in way.steps))
     keep(given.json, rows)
 
 

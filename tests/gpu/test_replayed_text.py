@@ -16,7 +16,7 @@ from fedecho.core.capture import Precision
 from fedecho.core.types import ClientUpdate, Dispatch, GlobalModel, Weights
 from fedecho.experiments import gpu
 from fedecho.experiments.gpu import GpuParts, gpu_settings
-from fedecho.learning.descent import bias_correction, step_of
+from fedecho.learning.descent import bias_correction, update_of
 from fedecho.learning.replayed import ReplayedSteps
 from fedecho.learning.trainer import Trainer
 from fedecho.simulation.executors.executor import Job
@@ -116,31 +116,60 @@ def test_the_same_bytes_twice_and_in_another_order(world: Path, kind: str, size:
 
 @pytest.mark.gpu
 @ON_GPU[1]
-def test_dropout_draws_anew_in_every_replay(world: Path) -> None:
+@pytest.mark.parametrize("precision", [EXACT, Precision(torch.float32)])
+def test_dropout_draws_anew_in_every_replay(world: Path, precision: Precision) -> None:
     """One batch of all examples, so that the seed changes nothing but the draws of dropout (and the order of a sum)."""
     one = experiment(world, "mrpc", "local.num_local_steps=1", "local.batch_size=100", "local.optimizer=sgd")
     start, delta = start_of(one), []
-    with gpu_settings(EXACT, torch.device("cuda")):
-        executor = GpuParts(one, EXACT, torch.device("cuda")).executor(1, None)
+    with gpu_settings(precision, torch.device("cuda")):
+        executor = GpuParts(one, precision, torch.device("cuda")).executor(1, None)
         for number, seed in enumerate((3, 4, 3)):
             executor.submit(Job(Dispatch(number, 0, GlobalModel(0, on(start, "cuda")), seed)), 0.0)
             delta.append(executor.result(number).delta)
-    assert torch.equal(delta[0], delta[2])
+    torch.testing.assert_close(delta[0], delta[2], **({"rtol": 0, "atol": 0} if precision is EXACT else {}))
     assert float((delta[0] - delta[1]).norm() / delta[0].norm()) > 1e-2
 
 
 @pytest.mark.gpu
 @ON_GPU[1]
+@pytest.mark.parametrize("deterministic", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_compiled_and_in_low_precision(world: Path, kind: str, dtype: torch.dtype) -> None:
+def test_compiled_and_in_low_precision(world: Path, kind: str, dtype: torch.dtype, deterministic: bool) -> None:
+    """Where the same bytes need not come out twice the model's layers are compiled too."""
     one = experiment(world, kind, *(["task.model=plain-bert"] if kind == "mrpc" else []), "local.eps=1e-4")
     start, said = start_of(one), list[str]()
     wanted = jobs(one, EXACT, "cpu", start)
-    ours = jobs(one, Precision(dtype, deterministic=True, compiled=True), "cuda", start, said)
+    ours = jobs(one, Precision(dtype, deterministic), "cuda", start, said)
     assert said == []
     for mine, plain in zip(ours, wanted, strict=True):
         assert float(cosine_similarity(mine.delta.cpu(), plain.delta, dim=0)) > (0.9999 if dtype == torch.float32 else 0.9)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("algorithm", ["fedbuff", "fedac"])
+def test_weights_kept_in_low_precision_have_the_bits_of_autocast(
+    world: Path, kind: str, algorithm: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With dropout, whose draws are the same. Adapters, whose type peft asks for, are left to autocast."""
+    one = experiment(world, kind, algorithm=algorithm)
+    low = Precision(torch.bfloat16, deterministic=True, compiled=device == "cuda")
+    start, real, found = start_of(one), ReplayedSteps._cast_once, list[int]()
+
+    def noted(steps: ReplayedSteps, batch: Any) -> Any:
+        names = real(steps, batch)
+        found.append(len(names))
+        return names
+
+    monkeypatch.setattr(ReplayedSteps, "_cast_once", noted)
+    ours = jobs(one, low, device, start)
+    monkeypatch.setattr(ReplayedSteps, "_cast_once", lambda steps, batch: [])
+    for mine, plain in zip(ours, jobs(one, low, device, start), strict=True):
+        assert torch.equal(mine.delta, plain.delta)
+        assert mine.correction is None or torch.equal(mine.correction, plain.correction)  # type: ignore[arg-type]
+    assert found
+    assert all(num > 10 if kind == "mrpc" else num == 0 for num in found)
 
 
 @pytest.mark.gpu
@@ -151,10 +180,13 @@ def test_the_compiled_step_is_the_plain_one() -> None:
     tensors = [torch.randn(1000, generator=rng) for _ in range(5)] + [torch.rand(1000, generator=rng)]
     bias = [each.float() for each in bias_correction(local, torch.tensor(3.0, dtype=torch.float64))]
     there = [tensor.cuda() for tensor in tensors]
-    step_of(local, compiled=True)(*there, *(each.cuda() for each in bias))
-    step_of(local, compiled=False)(*tensors, *bias)
-    for ours, plain in zip((there[0], *there[4:]), (tensors[0], *tensors[4:]), strict=True):
+    low = [torch.zeros(1000, dtype=torch.bfloat16, device=device) for device in ("cuda", "cpu")]
+    raw = [torch.zeros(1000, device=device) for device in ("cuda", "cpu")]
+    update_of(local, Precision())(there[0], low[0], there[1], raw[0], *there[2:], *(each.cuda() for each in bias))
+    update_of(local, Precision(compiled=False))(tensors[0], low[1], tensors[1], raw[1], *tensors[2:], *bias)
+    for ours, plain in zip((there[0], *there[4:], raw[0]), (tensors[0], *tensors[4:], raw[1]), strict=True):
         torch.testing.assert_close(ours.cpu(), plain, rtol=1e-5, atol=1e-6)
+    assert torch.equal(low[0], there[0].bfloat16())
 
 
 class Asks:

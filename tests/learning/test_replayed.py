@@ -10,13 +10,14 @@ import torch
 from blobs import Blobs, dispatch_of, network, trainer_of
 from torch import Tensor, nn
 
+from fedecho.core.capture import Precision
 from fedecho.core.lanes import Graph, ImmediateLane
 from fedecho.core.layout import Layout
 from fedecho.core.types import ClientUpdate
 from fedecho.learning import LocalTraining, Trainer
 from fedecho.learning import replayed as module_under_test
 from fedecho.learning.batches import mapped, shape_of, tensors_of
-from fedecho.learning.descent import adamw_step, bias_correction, step_of
+from fedecho.learning.descent import adamw_step, bias_correction, update_of
 from fedecho.learning.replayed import MadeOnDevice, ReplayedSteps
 
 ADAMW = LocalTraining(optimizer="adamw", client_lr=0.01, epochs=3, batch_size=4, weight_decay=0.1, beta1=0.6, beta2=0.9)
@@ -203,10 +204,14 @@ def test_the_step_with_numbers_on_the_device_is_the_plain_one() -> None:
     second, local = torch.rand(100, generator=rng), replace(ADAMW, proximal=0.5)
     bias = bias_correction(local, torch.tensor(3.0, dtype=torch.float64))
     ours = [tensor.clone() for tensor in (params, grads, start, shift, first, second)]
-    step_of(local, compiled=False)(*ours, *(each.float() for each in bias))
+    raw, low = torch.ones(100), torch.zeros(100, dtype=torch.bfloat16)
+    update_of(local, Precision(compiled=False))(ours[0], low, ours[1], raw, *ours[2:], *(each.float() for each in bias))
+    assert torch.equal(ours[1], grads)
+    assert torch.equal(raw, 1 + grads)
     adamw_step(local, params, grads, start, shift, first, second, *bias_correction(local, 3.0))
     for mine, plain in zip((ours[0], *ours[4:]), (params, first, second), strict=True):
         torch.testing.assert_close(mine, plain, rtol=1e-6, atol=1e-7)
+    assert torch.equal(low, ours[0].bfloat16())
 
 
 @dataclass(frozen=True)

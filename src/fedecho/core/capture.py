@@ -97,12 +97,12 @@ class DeviceWeights:
 
     def gradients(self, loss: Tensor) -> tuple[list[Tensor], Tensor]:
         """d loss, flat: of each matrix (low precision), and of all vectors, which are small, in one."""
-        flat = [_flat(grad) for grad in torch.autograd.grad(loss, list(self.named.values()))]
+        flat = [flattened(grad) for grad in torch.autograd.grad(loss, list(self.named.values()))]
         split = len(self.matrices)
         return flat[:split], torch.cat(flat[split:]) if flat[split:] else loss.new_zeros(0)
 
 
-def _flat(grad: Tensor) -> Tensor:
+def flattened(grad: Tensor) -> Tensor:
     """In the order of the layout: kernels channels last."""
     return grad.permute(0, 2, 3, 1).reshape(-1) if grad.ndim == 4 else grad.reshape(-1)
 

@@ -23,6 +23,7 @@ from fedecho.distill.student import Student
 from fedecho.distill.token_student import student_for
 from fedecho.experiments.execution import SLOTS
 from fedecho.experiments.experiment import Experiment
+from fedecho.learning.descent import update_of
 from fedecho.learning.replayed import ReplayedSteps
 from fedecho.learning.trainer import Trainer
 from fedecho.models import channel_ops
@@ -30,7 +31,7 @@ from fedecho.models.fused import fused_inference
 from fedecho.models.kernel_check import fault, norm_shapes, without_kernels
 from fedecho.models.row_norm import with_row_norm
 from fedecho.simulation.executors.bench import Bench
-from fedecho.simulation.executors.captured import Plan, batch_under_cursor, sgd_update, weighted_loss
+from fedecho.simulation.executors.captured import Plan, batch_under_cursor, weighted_loss
 from fedecho.simulation.executors.cuda import CudaExecutor
 from fedecho.simulation.executors.executor import Executor
 from fedecho.simulation.executors.serial import SerialExecutor
@@ -75,7 +76,7 @@ class GpuParts:
     def executor(self, num_slots: int, wanted: Set[int] | None) -> Executor:
         local, task = self.experiment.local_training, self.task
         if self.one_by_one or not isinstance(task, Capturable):
-            steps = ReplayedSteps(task, local, self.network, self.precision.compiled, self.say)
+            steps = ReplayedSteps(task, local, self.network, self.precision, self.say)
             trainer = Trainer(task, local, self.network, steps)
             return SerialExecutor(lambda job: trainer.train(job.dispatch, job.control))
         plan = Plan(
@@ -87,7 +88,7 @@ class GpuParts:
             batch=batch_under_cursor(task, self.precision),
             forward=self._forward(training=True),
             loss=weighted_loss(task, self.precision),
-            update=sgd_update(local, self.precision),
+            update=update_of(local, self.precision),
             precision=self.precision,
             device=self.device,
         )

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import TypeVar
 
+import torch
 from torch import Tensor
 
 from fedecho.core.capture import Precision
@@ -55,15 +56,28 @@ def bias_correction(local: LocalTraining, count: Number) -> tuple[Number, Number
     return (1 - local.beta2**count) ** 0.5, local.client_lr / (1 - local.beta1**count)
 
 
+def rule_of(local: LocalTraining) -> Callable[..., None]:
+    return sgd_step if local.optimizer == "sgd" else adamw_step
+
+
 @cache
-def step_of(local: LocalTraining, *, compiled: bool) -> Callable[..., None]:
-    """The step of these settings as a function of tensors: compiled, one pass over memory."""
-    rule: Callable[..., None] = sgd_step if local.optimizer == "sgd" else adamw_step
+def update_of(local: LocalTraining, precision: Precision) -> Callable[..., None]:
+    """The step of these settings on any stretch of the flat vectors: compiled, one pass over memory.
 
-    def step(*tensors: Tensor | float | None) -> None:
-        rule(local, *tensors)
+    The gradient may be of low precision and lie anywhere; it is not changed. ``low``, a copy of ``params`` in low precision, is
+    kept up; where there is none it is ``params`` itself. ``raw`` is the sum of all gradients, or None.
+    """
+    rule = rule_of(local)
 
-    return Precision(compiled=compiled).compile(step)
+    def update(params: Tensor, low: Tensor, grads: Tensor, raw: Tensor | None, *others: Tensor | None) -> None:
+        grads = grads.to(torch.float32, copy=True)
+        if raw is not None:
+            raw.add_(grads)
+        rule(local, params, grads, *others)
+        if low is not params:
+            low.copy_(params)
+
+    return precision.compile(update, dynamic=True)
 
 
 def wants_moments(local: LocalTraining) -> bool:

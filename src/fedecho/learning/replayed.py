@@ -4,22 +4,27 @@ Any task can be captured whose loss asks the device for nothing while it is comp
 tensors from Python lists. What its Python code decides is decided when the step is captured. On a CPU the program is the same.
 """
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from fedecho.core.capture import Precision
 from fedecho.core.lanes import Graph, Lane, lane_on, memory_pool
 from fedecho.core.layout import BoundNetwork
 from fedecho.core.rng import rng_kept
 from fedecho.core.task import Batch, Task
 from fedecho.learning.batches import mapped, shape_of, tensors_of
-from fedecho.learning.descent import bias_correction, step_of, wants_moments, wants_raw_mean
+from fedecho.learning.blocks import CompiledBlocks, repeated_blocks
+from fedecho.learning.descent import bias_correction, update_of, wants_moments, wants_raw_mean
 from fedecho.learning.local import LocalTraining
+from fedecho.learning.lowered import Lowered, Uses, places_of
+from fedecho.learning.stretches import stretches
 
 MOST_GRAPHS = 256
 """A graph of a thousand kernels takes some megabytes; a task with more shapes than this is not padded to few."""
@@ -64,25 +69,26 @@ class Captured:
 
 @dataclass
 class ReplayedSteps:
-    """Zeroed gradients, loss, backward and the optimizer as one graph; the optimizer's state is on the device.
+    """Loss, backward and the optimizer as one graph; the optimizer's state is on the device.
 
-    ``compiled`` compiles the optimizer's step. ``eager`` says why nothing is captured any more, or is empty.
+    What ``precision`` compiles is the optimizer's step and, where the same bytes need not come out twice, the network's repeated
+    layers. ``eager`` says why nothing is captured any more, or is empty.
     """
 
     task: Task
     local: LocalTraining
     network: BoundNetwork
-    compiled: bool = False
+    precision: Precision = field(default_factory=lambda: Precision(compiled=False))
     say: Callable[[str], None] = lambda text: None
     lane: Lane | None = None
     eager: str = field(default="", init=False)
     graphs: dict[Hashable, Captured] = field(default_factory=dict, init=False)
+    lowered: Lowered | None = field(default=None, init=False)
+    """The copies that linear layers compute with, once a capture has found that they may."""
 
     def __post_init__(self) -> None:
         params, local = self.network.weights.params, self.local
         self._device = params.device
-        self._params = [part for part in self.network.module.parameters() if part.requires_grad]
-        self._places: list[Tensor] = [part.grad for part in self._params if part.grad is not None]
         self._lane, self._pool = self.lane or lane_on(self._device), memory_pool(self._device)
         self._start = torch.zeros_like(params) if local.proximal else None
         self._shift = torch.zeros_like(params) if local.control_variates else None
@@ -90,8 +96,15 @@ class ReplayedSteps:
         self._moments = (torch.zeros_like(params), torch.zeros_like(params)) if wants_moments(local) else ()
         # In float64: 1 - beta^count loses half of its digits in float32.
         self._count, self._loss = torch.zeros(2, dtype=torch.float64, device=self._device).unbind()
-        self._descend = step_of(local, compiled=self.compiled)
         self._num_steps = 1
+        self._stretches = stretches(self.network.layout.params)
+        self._update = update_of(local, self.precision)
+        self._places = places_of(self.network)
+        self._made_on_device = MadeOnDevice(self._device)
+        # Which program a shape of batch gets hangs on the shapes before it: a resumed run could round otherwise.
+        compiles = self.precision.compiled and not self.precision.deterministic
+        blocks = repeated_blocks(self.network.module) if compiles else []
+        self._blocks = CompiledBlocks(blocks) if blocks else None
 
     def begin(self, start: Tensor, shift: Tensor | None, num_steps: int) -> None:
         self._num_steps = num_steps
@@ -105,6 +118,8 @@ class ReplayedSteps:
             self._start.copy_(start)
         if shift is not None and self._shift is not None:
             self._shift.copy_(shift)
+        if self.lowered is not None:
+            self.lowered.refresh()
 
     def step(self, batch: Batch) -> None:
         captured = None if self.eager else self._captured(batch)
@@ -124,27 +139,30 @@ class ReplayedSteps:
         """What a step changes beside the weights."""
         return [*self._moments, self._count, self._loss, *([] if self._raw is None else [self._raw])]
 
-    def _work(self, batch: Batch, making: AbstractContextManager[Any] = NOTHING) -> None:
-        network = self.network
-        # Without a cache of weights in low precision: one from before the capture would be that of old weights for ever.
-        with making, torch.autocast(self._device.type, enabled=False, cache_enabled=False):
-            loss = self._gradient(batch)
+    def _work(self, batch: Batch, way: AbstractContextManager[Any] = NOTHING) -> None:
+        module, layout = self.network.module, self.network.layout
+        with way, self._no_autocast():
+            loss = self.task.loss(module, batch)
+            leaves = [module.get_parameter(part.name) for part in layout.params]
+            grads = torch.autograd.grad(loss, leaves, allow_unused=True)
+        self._descend(grads)
+        self._loss.add_(loss.detach())
+
+    def _no_autocast(self) -> AbstractContextManager[Any]:
+        """And no cache of weights in low precision: one from before the capture would be that of old weights for ever."""
+        return torch.autocast(self._device.type, enabled=False, cache_enabled=False)
+
+    def _descend(self, grads: Sequence[Tensor | None]) -> None:
+        """A step of the optimizer, a stretch at a time."""
         self._count.add_(1)
         bias = [each.float() for each in bias_correction(self.local, self._count)] if self._moments else []
-        self._descend(network.weights.params, network.grads, self._start, self._shift, *self._moments, *bias)
-        self._loss.add_(loss)
-
-    def _gradient(self, batch: Batch) -> Tensor:
-        """As ``steps.gradient`` without its hundred little additions: what autograd finds goes to its place in a few kernels."""
-        loss = self.task.loss(self.network.module, batch)
-        found = torch.autograd.grad(loss, self._params, allow_unused=True)
-        used = [(place, grad) for place, grad in zip(self._places, found, strict=True) if grad is not None]
-        if len(used) < len(found):
-            self.network.grads.zero_()
-        torch._foreach_copy_([place for place, _ in used], [grad for _, grad in used])
-        if self._raw is not None:
-            self._raw.add_(self.network.grads)
-        return loss.detach()
+        vectors, found = (self._raw, self._start, self._shift, *self._moments), iter(grads)
+        for stretch in self._stretches:
+            span = stretch.span
+            params = self.network.weights.params[span]
+            low = self.lowered.low[span] if self.lowered is not None and self.lowered.keeps(stretch.parts) else params
+            grad = stretch.gradient(list(islice(found, len(stretch.parts))), params)
+            self._update(params, low, grad, *(None if vector is None else vector[span] for vector in vectors), *bias)
 
     def _captured(self, batch: Batch) -> Captured | None:
         """The graph for batches of this shape, captured at its first use; None where the step is to be eager."""
@@ -158,15 +176,38 @@ class ReplayedSteps:
         except (RuntimeError, TypeError) as error:
             cause = f"a step of {type(self.task).__name__} cannot be captured ({_cause(error)})"
         self.graphs.clear()
+        if self._blocks is not None:
+            self._blocks = None
+            self.say(f"the model's layers are not compiled: {cause}")
+            return self._captured(batch)
         self.eager = cause
         self.say(f"training is not captured but eager: {cause}")
         return None
 
     def _capture(self, batch: Batch) -> Captured:
         held = mapped(batch, lambda tensor: tensor.to(self._device, copy=True))
-        making = MadeOnDevice(self._device)
         with self._unchanged():
-            return Captured(tensors_of(held), self._lane.capture(lambda: self._work(held, making), self._pool))
+            names = self._cast_once(held)
+            graph = self._lane.capture(lambda: self._work(held, self._captured_way(names)), self._pool)
+        return Captured(tensors_of(held), graph)
+
+    def _cast_once(self, batch: Batch) -> Collection[str]:
+        """The parameters whose copies serve a batch of this shape. The first to find some decides what the copies are."""
+        uses = Uses([place.master for place in self._places], self._device)
+        with self._made_on_device, self._no_autocast(), uses:
+            self.task.loss(self.network.module, batch)
+        casts = {place.part.name: uses.cast_once(place.master) for place in self._places}
+        kinds = {dtype for dtype in casts.values() if dtype is not None}
+        if self.lowered is None and len(kinds) == 1:
+            self.lowered = Lowered(self.network, self._places, *kinds)
+        return [name for name, dtype in casts.items() if self.lowered is not None and dtype == self.lowered.low.dtype]
+
+    @contextmanager
+    def _captured_way(self, names: Collection[str]) -> Iterator[None]:
+        """How a step is computed that is to be captured."""
+        low = NOTHING if self.lowered is None else self.lowered.in_place(names)
+        with self._made_on_device, low, NOTHING if self._blocks is None else self._blocks.at_work():
+            yield
 
     @contextmanager
     def _unchanged(self) -> Iterator[None]:
@@ -179,6 +220,8 @@ class ReplayedSteps:
         finally:
             for tensor, value in zip(tensors, before, strict=True):
                 tensor.copy_(value)
+            if self.lowered is not None:
+                self.lowered.refresh()
 
 
 def _cause(error: BaseException) -> str:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedecho.core.layout import BoundNetwork
 from fedecho.core.task import Batch, Task
-from fedecho.learning.descent import bias_correction, step_of, wants_moments, wants_raw_mean
+from fedecho.learning.descent import bias_correction, rule_of, wants_moments, wants_raw_mean
 from fedecho.learning.local import LocalTraining
 
 
@@ -51,7 +51,6 @@ class EagerSteps:
     def begin(self, start: Tensor, shift: Tensor | None, num_steps: int) -> None:
         params = self.network.weights.params
         self._count, self._losses, self._share = 0, [], 1 / num_steps
-        self._descend = step_of(self.local, compiled=False)
         self._from = (start if self.local.proximal else None, shift)
         self._raw = torch.zeros_like(params) if wants_raw_mean(self.local) else None
         self._moments = (torch.zeros_like(params), torch.zeros_like(params)) if wants_moments(self.local) else ()
@@ -61,7 +60,7 @@ class EagerSteps:
         self._losses.append(gradient(self.task, network, batch, self._raw, self._share))
         self._count += 1
         bias = bias_correction(local, float(self._count)) if self._moments else ()
-        self._descend(network.weights.params, network.grads, *self._from, *self._moments, *bias)
+        rule_of(local)(local, network.weights.params, network.grads, *self._from, *self._moments, *bias)
 
     def raw_mean(self) -> Tensor | None:
         return self._raw

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
 from itertools import islice
 
 import torch
@@ -13,7 +12,6 @@ from fedecho.core.lanes import WARM_UPS, Mark, hand_over, lane_on, pinned_zeros
 from fedecho.core.layout import Layout
 from fedecho.core.rng import torch_rng
 from fedecho.core.types import ClientUpdate, Weights
-from fedecho.learning.descent import sgd_step
 from fedecho.learning.local import LocalTraining
 from fedecho.simulation.executors.executor import Job
 
@@ -30,7 +28,8 @@ class Plan:
     batch: "BatchOf"
     forward: Forward
     loss: "LossOf"
-    update: "Update"
+    update: Callable[..., None]
+    """Of ``learning.descent.update_of``."""
     precision: Precision
     device: torch.device
 
@@ -78,9 +77,9 @@ class Slot:
         matrix_grads, vector_grad = weights.gradients(loss)
         # Matrix by matrix, where the gradients lie: to join them first would cost as much as the step itself.
         for (where, master, low), grad in zip(weights.matrices, matrix_grads, strict=True):
-            plan.update(master, low, grad, *self._extras(where))
+            plan.update(master, low, grad, None, *self._extras(where))
         vector = weights.masters[1]
-        plan.update(vector, vector, vector_grad, *self._extras(slice(weights.num_matrix, None)))
+        plan.update(vector, vector, vector_grad, None, *self._extras(slice(weights.num_matrix, None)))
         self.loss.add_(loss.detach())
         self.cursor.add_(1)
 
@@ -191,18 +190,3 @@ def weighted_loss(task: Capturable, precision: Precision) -> LossOf:
         return (row_losses(logits, labels) * row_weight).sum()
 
     return precision.compile(loss)
-
-
-Update = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None], None]
-
-
-@cache
-def sgd_update(local: LocalTraining, precision: Precision) -> Update:
-    """``sgd_step``, and the low-precision copy beside it: compiled, one pass over memory."""
-
-    def update(params: Tensor, low: Tensor, grads: Tensor, start: Tensor | None, shift: Tensor | None) -> None:
-        sgd_step(local, params, grads.float(), start, shift)
-        if low is not params:
-            low.copy_(params)
-
-    return precision.compile(update, dynamic=True)

@@ -1,0 +1,113 @@
+"""Linear layers that autocast would cast: they compute with low copies of their weights, which the optimizer keeps up.
+
+Autocast casts each weight in its layer, and each gradient back: of a BERT three hundred kernels a step, and all gradients pass
+through memory twice more. Only where those come from changes here: every value has the bits it had.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from fedecho.core.layout import BoundNetwork, Part
+
+LOOKS: frozenset[Any] = frozenset(
+    {Tensor.size, Tensor.dim, Tensor.numel, Tensor.stride, Tensor.is_floating_point}
+    | {getattr(Tensor, name).__get__ for name in ("shape", "device", "requires_grad", "ndim", "is_cuda", "layout")}
+)
+"""What may be asked of a weight besides: a copy answers the same."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A trained parameter of a plain linear layer that nobody else holds."""
+
+    layer: nn.Linear
+    name: str
+    part: Part
+    master: nn.Parameter
+
+    def hold(self, param: nn.Parameter) -> None:
+        self.layer._parameters[self.name] = param
+
+
+def places_of(network: BoundNetwork) -> list[Place]:
+    module = network.module
+    parts = {module.get_parameter(part.name): part for part in network.layout.params}
+    holders = Counter(param for layer in module.modules() for param in layer._parameters.values() if param is not None)
+    return [
+        Place(layer, name, parts[param], param)
+        for layer in module.modules()
+        if type(layer) is nn.Linear
+        for name, param in layer.named_parameters(recurse=False)
+        if param in parts and holders[param] == 1
+    ]
+
+
+class Uses(TorchFunctionMode):
+    """Watches a forward pass: which parameters does one linear layer take, once, under autocast, and nobody else?"""
+
+    def __init__(self, params: Collection[Tensor], device: torch.device) -> None:
+        super().__init__()
+        self._watched, self._device = {id(param) for param in params}, device.type
+        self._casts: dict[int, list[torch.dtype | None]] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func not in LOOKS:
+            taken = [*args[1:], kwargs.get("weight"), kwargs.get("bias")] if func is linear else []
+            # As something else it is neither cast nor, if it is a layer's input, cast once.
+            other = Counter(id(leaf) for leaf in tree_leaves((args, kwargs))) - Counter(map(id, taken))
+            for leaf in map(id, taken):
+                self._note(leaf, self._precision())
+            for leaf in other:
+                self._note(leaf, None)
+        return func(*args, **kwargs)
+
+    def _note(self, leaf: int, dtype: torch.dtype | None) -> None:
+        if leaf in self._watched:
+            self._casts.setdefault(leaf, []).append(dtype)
+
+    def _precision(self) -> torch.dtype | None:
+        return torch.get_autocast_dtype(self._device) if torch.is_autocast_enabled(self._device) else None
+
+    def cast_once(self, param: Tensor) -> torch.dtype | None:
+        """What autocast cast it to, if that and nothing more was done with it."""
+        casts = self._casts.get(id(param), [])
+        return casts[0] if len(casts) == 1 else None
+
+
+class Lowered:
+    """Low copies of a network's parameters, in one vector, and the layers that may hold them."""
+
+    def __init__(self, network: BoundNetwork, places: Collection[Place], dtype: torch.dtype) -> None:
+        self._params = network.weights.params
+        self.low = self._params.to(dtype)
+        self._copies = {place.part.name: nn.Parameter(place.part.view(self.low)) for place in places}
+        self._places = places
+
+    def refresh(self) -> None:
+        self.low.copy_(self._params)
+
+    def keeps(self, parts: Collection[Part]) -> bool:
+        """Is any of them ever computed with?"""
+        return any(part.name in self._copies for part in parts)
+
+    @contextmanager
+    def in_place(self, names: Collection[str]) -> Iterator[None]:
+        """The layers hold the copies of these parameters."""
+        swapped = [place for place in self._places if place.part.name in names]
+        for place in swapped:
+            place.hold(self._copies[place.part.name])
+        try:
+            yield
+        finally:
+            for place in swapped:
+                place.hold(place.master)
