@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from fedecho import load
 from fedecho.cli import app
 from fedecho.cli.tables import TABLES
+from fedecho.experiments import run
 from fedecho.experiments.config import to_config
 from fedecho.experiments.folder import owned
 from fedecho.experiments.results import read_result
@@ -268,6 +269,7 @@ def test_mistakes_are_one_line(small_table: list[str]) -> None:
     assert "NVIDIA GPU" in fedecho("table", "cifar10", "--only", "fedbuff-large-dir-0.1-seed0", "--only", "seed0", code=2)
     assert "--results" in fedecho("table", "cifar10", "--set", "num_versions=1", code=2)
     assert "--seeds" in fedecho("table", "cifar10", "--set", "seed=1", "--results", "mine", code=2)
+    assert "--checkpoint-every must be at least 0" in fedecho(*small_table, "--checkpoint-every", "-1", code=2)
     missing = fedecho("run", "cifar10", "--data-dir", "nowhere", code=2)
     assert "fedecho data fetch cifar10" in missing
     assert "one of cifar10, cifar100, stl10" in fedecho("data", "fetch", "cifar11", code=2)
@@ -372,6 +374,18 @@ def test_a_narrow_terminal_folds_words_and_cuts_no_figure() -> None:
     for figure in figures:
         assert all(word in text for word in (figure.ours, figure.paper, *figure.scores))
     assert any(figure.ours for figure in figures)
+
+
+def test_how_often_checkpoints_are_written_is_for_the_user_to_say(
+    small_table: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By default every 30 s, which none of these runs takes."""
+    saved = list[int]()
+    monkeypatch.setattr(run, "save_checkpoint", lambda folder, number, state: saved.append(number))
+    fedecho(*small_table, "--seeds", "0")
+    assert saved == []
+    fedecho(*small_table, "--seeds", "1", "--checkpoint-every", "0")
+    assert len(saved) > 3
 
 
 def test_a_cell_begun_on_a_gpu_does_not_end_on_a_cpu(small_table: list[str], tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from fedecho.cli.console import (
     AddressOption,
+    CheckpointEvery,
     DataDir,
     Deterministic,
     DeviceOption,
@@ -39,6 +40,7 @@ from fedecho.experiments.execution import Execution
 from fedecho.experiments.folder import FolderInUse
 from fedecho.experiments.paper import Cell, PaperTable
 from fedecho.experiments.results import CellResult, read_result, run_cell, run_folder
+from fedecho.experiments.run import CHECKPOINT_S
 from fedecho.experiments.shared_cells import TABLES, first_of
 from fedecho.experiments.state import Following, RunState
 from fedecho.report.paper_tables import View
@@ -66,6 +68,7 @@ def table(
     address: AddressOption = None,
     precision: PrecisionOption = "bf16",
     deterministic: Deterministic = False,
+    checkpoint_every: CheckpointEvery = CHECKPOINT_S,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run and how long it takes.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Run nothing: show what there is.")] = False,
     by_seed: Annotated[bool, typer.Option("--by-seed", help="Show each seed's figure beside their mean.")] = False,
@@ -96,7 +99,7 @@ def table(
             return
         if missing and not show:
             usable(results)
-            _run(missing, results, runs, options)
+            _run(missing, results, runs, options, checkpoint_every)
         picked = tuple(seed for seed in chosen if any(cell.seed == seed for cell in cells))
         _show(View(_narrowed(paper, cells), results, picked, by_seed), form)
 
@@ -197,7 +200,7 @@ def _kind(cell: Cell) -> tuple[str, bool, str]:
     return cell.row.algorithm, cell.row.untrained, getattr(cell.experiment().task, "model", "")
 
 
-def _run(missing: list[Cell], results: Path, runs: Path, options: dict[str, Any]) -> None:
+def _run(missing: list[Cell], results: Path, runs: Path, options: dict[str, Any], checkpoint_s: float) -> None:
     with LiveProgress(err) as progress:
         for cell in missing:
             if read_result(results, cell) is not None:  # another process was quicker
@@ -205,7 +208,7 @@ def _run(missing: list[Cell], results: Path, runs: Path, options: dict[str, Any]
             state, folder = RunState(cell.experiment().num_versions), run_folder(runs, cell)
             watch = Following(folder, state, partial(progress.update, cell.slug))
             try:
-                run_cell(cell, results=results, runs=runs, options=options, watch=watch, say=say)
+                run_cell(cell, results=results, runs=runs, options=options, checkpoint_s=checkpoint_s, watch=watch, say=say)
             except FolderInUse as error:
                 say(f"{cell.slug} is passed over: {error}")
 

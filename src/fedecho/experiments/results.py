@@ -19,7 +19,7 @@ from fedecho.experiments.experiment import Experiment
 from fedecho.experiments.identity import check_same, config_of, header_of, is_finished, notes_of
 from fedecho.experiments.paper import Cell
 from fedecho.experiments.record import RECORD, Line, read_header, read_record
-from fedecho.experiments.run import simulate
+from fedecho.experiments.run import CHECKPOINT_S, simulate
 from fedecho.experiments.shared_cells import first_of
 from fedecho.experiments.standstill import DivergedError
 from fedecho.experiments.state import Watch
@@ -123,6 +123,7 @@ def run_cell(
     results: Path,
     runs: Path,
     options: dict[str, Any],
+    checkpoint_s: float = CHECKPOINT_S,
     watch: Watch | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> CellResult:
@@ -137,7 +138,7 @@ def run_cell(
         if is_finished(folder):  # it was stopped between its end and this
             check_same(folder, experiment)
         else:
-            simulate(experiment, out=folder, resume=resume, watch=watch, say=say, **options)
+            simulate(experiment, out=folder, resume=resume, checkpoint_s=checkpoint_s, watch=watch, say=say, **options)
         summary, diverged = asdict(Summary.read(folder)), ""
     except DivergedError as error:
         say(f"{cell.slug}: {error}")
