@@ -1,4 +1,4 @@
-"""Replayed steps beside the plain trainer: on the CPU, where a lane runs at once what it has captured."""
+"""Replayed steps beside the plain trainer: on the CPU, where what was recorded is made again as a GPU would."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from blobs import Blobs, dispatch_of, network, trainer_of
+from recorded import RecordingLane
 from torch import Tensor, nn
 
 from fedecho.core.capture import Precision
@@ -24,7 +25,7 @@ ADAMW = LocalTraining(optimizer="adamw", client_lr=0.01, epochs=3, batch_size=4,
 SGD = LocalTraining(client_lr=0.1, epochs=3, batch_size=4, weight_decay=0.01)
 
 
-class CountingLane(ImmediateLane):
+class CountingLane(RecordingLane):
     def __init__(self) -> None:
         self.captures = 0
 
@@ -36,7 +37,7 @@ class CountingLane(ImmediateLane):
 def replayed_of(module: nn.Module, local: LocalTraining, jitter: float = 0.0, **options: Any) -> Trainer:
     copy = deepcopy(module)
     bound, task = Layout.of(copy).bind(copy), Blobs(jitter)
-    return Trainer(task, local, bound, ReplayedSteps(task, local, bound, **options))
+    return Trainer(task, local, bound, ReplayedSteps(task, local, bound, **{"lane": RecordingLane(), **options}))
 
 
 def same(ours: ClientUpdate, plain: ClientUpdate) -> None:

@@ -5,7 +5,7 @@ through memory twice more. Only where those come from changes here: every value 
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,17 +17,20 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from fedecho.core.layout import BoundNetwork, Part
+from fedecho.learning.stretches import ALIGNED
 
 LOOKS: frozenset[Any] = frozenset(
     {Tensor.size, Tensor.dim, Tensor.numel, Tensor.stride, Tensor.is_floating_point}
     | {getattr(Tensor, name).__get__ for name in ("shape", "device", "requires_grad", "ndim", "is_cuda", "layout")}
 )
 """What may be asked of a weight besides: a copy answers the same."""
+CAST = "ToCopyBackward0"
+"""Autograd's name for the way back from a cast."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """A trained parameter of a plain linear layer that nobody else holds."""
+    """A trained parameter, and no more than that, of a plain linear layer."""
 
     layer: nn.Linear
     name: str
@@ -41,14 +44,35 @@ class Place:
 def places_of(network: BoundNetwork) -> list[Place]:
     module = network.module
     parts = {module.get_parameter(part.name): part for part in network.layout.params}
-    holders = Counter(param for layer in module.modules() for param in layer._parameters.values() if param is not None)
     return [
         Place(layer, name, parts[param], param)
         for layer in module.modules()
         if type(layer) is nn.Linear
         for name, param in layer.named_parameters(recurse=False)
-        if param in parts and holders[param] == 1
+        # Autocast's own copy is aligned: products with one that is not may be other kernels'.
+        if param in parts and _is_plain(param) and parts[param].offset % ALIGNED == 0
     ]
+
+
+def _is_plain(param: nn.Parameter) -> bool:
+    """Hooks, attributes and a class of its own would be missing in a copy."""
+    return type(param) is nn.Parameter and not (vars(param) or param._backward_hooks or param._post_accumulate_grad_hooks)
+
+
+def takers_of(loss: Tensor) -> dict[int, list[str]]:
+    """Who hands a gradient to each leaf, by the leaf's id: autograd's names of the operations."""
+    found: dict[int, list[str]] = {}
+    seen, left = set[Any](), [loss.grad_fn]
+    while left:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        for following, _ in node.next_functions:
+            if (leaf := getattr(following, "variable", None)) is not None:
+                found.setdefault(id(leaf), []).append(node.name())
+            left.append(following)
+    return found
 
 
 class Uses(TorchFunctionMode):
@@ -79,9 +103,19 @@ class Uses(TorchFunctionMode):
         return torch.get_autocast_dtype(self._device) if torch.is_autocast_enabled(self._device) else None
 
     def cast_once(self, param: Tensor) -> torch.dtype | None:
-        """What autocast cast it to, if that and nothing more was done with it."""
+        """What autocast cast it to, if that and nothing more was seen to be done with it."""
         casts = self._casts.get(id(param), [])
         return casts[0] if len(casts) == 1 else None
+
+
+def casts_of(places: Collection[Place], device: torch.device, forward: Callable[[], Tensor]) -> dict[str, torch.dtype]:
+    """The parameters that autocast casts for one layer, and nobody takes otherwise, and to what. What Python does not see of a
+    loss (functions with a backward of their own) autograd does: it must get the gradient of the cast, and of nothing else."""
+    uses = Uses([place.master for place in places], device)
+    with uses:
+        takers = takers_of(forward())
+    once = {place: uses.cast_once(place.master) for place in places if takers.get(id(place.master)) == [CAST]}
+    return {place.part.name: dtype for place, dtype in once.items() if dtype is not None}
 
 
 class Lowered:
@@ -97,8 +131,14 @@ class Lowered:
         self.low.copy_(self._params)
 
     def keeps(self, parts: Collection[Part]) -> bool:
-        """Is any of them ever computed with?"""
+        """May a layer hold a copy of any of them?"""
         return any(part.name in self._copies for part in parts)
+
+    def taken(self, names: Collection[str], forward: Callable[[], Tensor]) -> list[str]:
+        """Those whose copies take the gradient: who has kept a parameter, and does not ask its layer, goes on to use that one."""
+        with self.in_place(names):
+            takers = takers_of(forward())
+        return [name for name in names if len(takers.get(id(self._copies[name]), [])) == 1]
 
     @contextmanager
     def in_place(self, names: Collection[str]) -> Iterator[None]:

@@ -23,7 +23,7 @@ from fedecho.learning.batches import mapped, shape_of, tensors_of
 from fedecho.learning.blocks import CompiledBlocks, repeated_blocks
 from fedecho.learning.descent import bias_correction, update_of, wants_moments, wants_raw_mean
 from fedecho.learning.local import LocalTraining
-from fedecho.learning.lowered import Lowered, Uses, places_of
+from fedecho.learning.lowered import Lowered, casts_of, places_of
 from fedecho.learning.stretches import stretches
 
 MOST_GRAPHS = 256
@@ -173,15 +173,20 @@ class ReplayedSteps:
                 if len(self.graphs) == MOST_GRAPHS:
                     self.say(f"training is captured for {MOST_GRAPHS} shapes of batch, and eager for any other from now on")
             return self.graphs.get(shape)
-        except (RuntimeError, TypeError) as error:
-            cause = f"a step of {type(self.task).__name__} cannot be captured ({_cause(error)})"
+        except Exception as error:
+            if self._blocks is None and not isinstance(error, RuntimeError | TypeError):
+                raise
+            cause = _cause(error)
         self.graphs.clear()
         if self._blocks is not None:
             self._blocks = None
-            self.say(f"the model's layers are not compiled: {cause}")
-            return self._captured(batch)
-        self.eager = cause
-        self.say(f"training is not captured but eager: {cause}")
+            captured = self._captured(batch)
+            if captured is not None:
+                self.say(f"the model's layers are not compiled: {cause}")
+            return captured
+        self.eager = f"a step of {type(self.task).__name__} cannot be captured ({cause})"
+        self.lowered = None
+        self.say(f"training is not captured but eager: {self.eager}")
         return None
 
     def _capture(self, batch: Batch) -> Captured:
@@ -193,14 +198,18 @@ class ReplayedSteps:
 
     def _cast_once(self, batch: Batch) -> Collection[str]:
         """The parameters whose copies serve a batch of this shape. The first to find some decides what the copies are."""
-        uses = Uses([place.master for place in self._places], self._device)
-        with self._made_on_device, self._no_autocast(), uses:
-            self.task.loss(self.network.module, batch)
-        casts = {place.part.name: uses.cast_once(place.master) for place in self._places}
-        kinds = {dtype for dtype in casts.values() if dtype is not None}
-        if self.lowered is None and len(kinds) == 1:
-            self.lowered = Lowered(self.network, self._places, *kinds)
-        return [name for name, dtype in casts.items() if self.lowered is not None and dtype == self.lowered.low.dtype]
+
+        def forward() -> Tensor:
+            return self.task.loss(self.network.module, batch)
+
+        with self._made_on_device, self._no_autocast():
+            casts = casts_of(self._places, self._device, forward)
+            if self.lowered is None and len(kinds := set(casts.values())) == 1:
+                self.lowered = Lowered(self.network, self._places, *kinds)
+                self.graphs.clear()  # they do not keep the copies up
+            if self.lowered is None:
+                return []
+            return self.lowered.taken([name for name, dtype in casts.items() if dtype == self.lowered.low.dtype], forward)
 
     @contextmanager
     def _captured_way(self, names: Collection[str]) -> Iterator[None]:
