@@ -146,8 +146,16 @@ class RandomAnswers(OneClient, MathInstructTask):
         return Spans.of(rows, [len(row) // 2 for row in rows], [len(row) - 1 for row in rows], 0, self.device)
 
 
-class Autocast(ReplayedSteps):
-    """Every weight is cast in its layer."""
+class PlainLayers(ReplayedSteps):
+    """Layers are not compiled."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._blocks = None
+
+
+class Autocast(PlainLayers):
+    """And every weight is cast in its layer."""
 
     def _cast_once(self, batch: Batch) -> list[str]:
         return []
@@ -240,7 +248,9 @@ def ways(model: str, num_steps: int, device: torch.device, dtype: torch.dtype, l
     yield way("replayed", plain, Autocast)
     if device.type == "cuda":
         yield way("and the update is compiled", fast, Autocast)
-    yield way("and weights are kept in low precision", fast)
+    yield way("and weights are kept in low precision", fast, PlainLayers)
+    if device.type == "cuda":
+        yield way("and layers are compiled", fast)
     if text:
         yield way("and texts share rows", fast, packed=True)
         yield way("and RMSNorm is torch's own", fast, packed=True, is_lean=True)

@@ -136,6 +136,7 @@ def test_dropout_draws_anew_in_every_replay(world: Path, precision: Precision) -
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_compiled_and_in_low_precision(world: Path, kind: str, dtype: torch.dtype, deterministic: bool) -> None:
+    """Where the same bytes need not come out twice the model's layers are compiled too."""
     one = experiment(world, kind, *(["task.model=plain-bert"] if kind == "mrpc" else []), "local.eps=1e-4")
     start, said = start_of(one), list[str]()
     wanted = jobs(one, EXACT, "cpu", start)

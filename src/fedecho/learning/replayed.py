@@ -20,6 +20,7 @@ from fedecho.core.layout import BoundNetwork
 from fedecho.core.rng import rng_kept
 from fedecho.core.task import Batch, Task
 from fedecho.learning.batches import mapped, shape_of, tensors_of
+from fedecho.learning.blocks import CompiledBlocks, repeated_blocks
 from fedecho.learning.descent import bias_correction, update_of, wants_moments, wants_raw_mean
 from fedecho.learning.local import LocalTraining
 from fedecho.learning.lowered import Lowered, casts_of, places_of
@@ -70,7 +71,8 @@ class Captured:
 class ReplayedSteps:
     """Loss, backward and the optimizer as one graph; the optimizer's state is on the device.
 
-    What ``precision`` compiles is the optimizer's step. ``eager`` says why nothing is captured any more, or is empty.
+    What ``precision`` compiles is the optimizer's step and, where the same bytes need not come out twice, the network's repeated
+    layers. ``eager`` says why nothing is captured any more, or is empty.
     """
 
     task: Task
@@ -99,6 +101,10 @@ class ReplayedSteps:
         self._update = update_of(local, self.precision)
         self._places = places_of(self.network)
         self._made_on_device = MadeOnDevice(self._device)
+        # Which program a shape of batch gets hangs on the shapes before it: a resumed run could round otherwise.
+        compiles = self.precision.compiled and not self.precision.deterministic
+        blocks = repeated_blocks(self.network.module) if compiles else []
+        self._blocks = CompiledBlocks(blocks) if blocks else None
 
     def begin(self, start: Tensor, shift: Tensor | None, num_steps: int) -> None:
         self._num_steps = num_steps
@@ -167,9 +173,18 @@ class ReplayedSteps:
                 if len(self.graphs) == MOST_GRAPHS:
                     self.say(f"training is captured for {MOST_GRAPHS} shapes of batch, and eager for any other from now on")
             return self.graphs.get(shape)
-        except (RuntimeError, TypeError) as error:
-            self.eager = f"a step of {type(self.task).__name__} cannot be captured ({_cause(error)})"
+        except Exception as error:
+            if self._blocks is None and not isinstance(error, RuntimeError | TypeError):
+                raise
+            cause = _cause(error)
         self.graphs.clear()
+        if self._blocks is not None:
+            self._blocks = None
+            captured = self._captured(batch)
+            if captured is not None:
+                self.say(f"the model's layers are not compiled: {cause}")
+            return captured
+        self.eager = f"a step of {type(self.task).__name__} cannot be captured ({cause})"
         self.lowered = None
         self.say(f"training is not captured but eager: {self.eager}")
         return None
@@ -199,7 +214,8 @@ class ReplayedSteps:
     @contextmanager
     def _captured_way(self, names: Collection[str]) -> Iterator[None]:
         """How a step is computed that is to be captured."""
-        with self._made_on_device, NOTHING if self.lowered is None else self.lowered.in_place(names):
+        low = NOTHING if self.lowered is None else self.lowered.in_place(names)
+        with self._made_on_device, low, NOTHING if self._blocks is None else self._blocks.at_work():
             yield
 
     @contextmanager
