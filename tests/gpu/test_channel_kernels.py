@@ -30,12 +30,14 @@ def test_sums_and_maps_are_torchs(shape: tuple[int, int, int, int], monkeypatch:
     assert torch.equal(channel_ops.sums(x, share)[1], channel_ops.sums(x, share)[1])
 
 
-def gradients(params: Mapping[str, Tensor], images: Tensor, row_weight: Tensor) -> tuple[Tensor, Tensor]:
+def gradients(
+    params: Mapping[str, Tensor], images: Tensor, row_weight: Tensor, precision: Precision | None = None
+) -> tuple[Tensor, Tensor]:
     """Of a freshly compiled network, as one vector, and the statistics it gathered."""
     torch._dynamo.reset()
     network = with_row_norm(resnet18(10, width=16)).cuda().train()
     buffers = {name: buffer.clone() for name, buffer in network.named_buffers() if "running" in name}
-    logits = forward_of(network, Precision())(params, buffers, images, row_weight)
+    logits = forward_of(network, precision or Precision())(params, buffers, images, row_weight)
     loss = (logits.log_softmax(1)[:, 0] * row_weight).sum()
     grads = torch.autograd.grad(loss, list(params.values()))
     return torch.cat([grad.float().flatten() for grad in grads]), torch.cat([each.flatten() for each in buffers.values()])
@@ -45,6 +47,7 @@ def gradients(params: Mapping[str, Tensor], images: Tensor, row_weight: Tensor) 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize("kernels", [["sums"], ["maps"], ["sums", "maps"]], ids="+".join)
 def test_a_compiled_network_with_kernels_trains_as_one_without(kernels: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As near to float32 as one without. In bf16 that is not very near: .13 of the gradient, by the same network on a CPU."""
     torch.manual_seed(0)
     network = resnet18(10, width=16).cuda()
     params = {
@@ -60,7 +63,11 @@ def test_a_compiled_network_with_kernels_trains_as_one_without(kernels: list[str
             torch.cuda.synchronize()
         monkeypatch.setattr(channel_ops, "KERNELS", {})
         plain_grad, plain_statistics = gradients(params, images, row_weight)
+        exact = {name: param.detach().float().requires_grad_() for name, param in params.items()}
+        wanted, _ = gradients(exact, images, row_weight, Precision(torch.float32, compiled=False))
     ran = {event.name for event in profile.events()}
     assert all((NAMES[name] <= ran) == (name in kernels) for name in NAMES), ran
-    assert float((grad - plain_grad).norm() / plain_grad.norm()) < 0.05
+    away, plain_away = (float((each - wanted).norm() / wanted.norm()) for each in (grad, plain_grad))
+    assert plain_away < 0.2
+    assert away < 1.2 * plain_away
     torch.testing.assert_close(statistics, plain_statistics, rtol=2e-2, atol=2e-3)
