@@ -23,6 +23,7 @@ from fedecho.distill.student import Student
 from fedecho.distill.token_student import student_for
 from fedecho.experiments.execution import SLOTS
 from fedecho.experiments.experiment import Experiment
+from fedecho.experiments.products import wrong_products
 from fedecho.learning.descent import update_of
 from fedecho.learning.replayed import ReplayedSteps
 from fedecho.learning.trainer import Trainer
@@ -226,6 +227,8 @@ def the_gpu() -> torch.device:
         torch.zeros(1, device=device)  # here CUDA really starts
     except RuntimeError as error:
         raise ValueError(_refused(str(error))) from None
+    if wrong := wrong_products(device):
+        raise ValueError(f"the GPU cannot be used: {wrong}")
     return device
 
 
