@@ -1,7 +1,7 @@
 """Does this GPU multiply matrices? Milliseconds before hours of training.
 
-Processes that NVIDIA MPS held to 52 of an H200's 132 multiprocessors computed NaN as the loss of every BERT and MPNet in bf16, plain
-and without an error (torch 2.11.0). Their runs ended as diverged, and blamed the learning rate.
+Processes that NVIDIA MPS held to 52 of an H200's 132 multiprocessors computed NaN as the loss of every BERT and MPNet in bf16,
+without an error (torch 2.11.0). Their runs ended as diverged, and blamed the learning rate.
 """
 
 import os
