@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import bank_budget, fuzz, million, packing, soak, text_steps
+from benchmarks import bank_budget, fuzz, halve, million, packing, soak, text_steps
+from safetensors.torch import load_file
 from tiny_text import write_gsm8k, write_world
+
+from fedecho.models.pretrained import files_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -89,6 +92,17 @@ def test_steps_on_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     shared = ["and texts share rows", "and RMSNorm is torch's own"]
     assert [line[1].strip() for line in lines] == ["eager", "replayed", "and weights are kept in low precision"] * 3 + shared
     assert all(float(line[2]) > 0 for line in lines)
+
+
+def test_a_models_weights_rounded_to_half_precision(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, out = write_world(tmp_path) / "tiny-bert", tmp_path / "half"
+    halve.halve(folder, out)
+    whole, half = load_file(folder / "model.safetensors"), load_file(out / "model.safetensors")
+    assert capsys.readouterr().out.strip() == files_of(out)
+    assert files_of(out).split("tokenizer")[1] == files_of(folder).split("tokenizer")[1]
+    for name, weights in half.items():
+        assert torch.equal(weights, whole[name].half())
+    assert len(half) > 20
 
 
 def test_texts_that_share_rows_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
