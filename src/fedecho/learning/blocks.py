@@ -42,8 +42,10 @@ class CompiledBlocks:
             block._compiled_call_impl = call
         try:
             with warnings.catch_warnings():
-                # The compiler looks at the .grad of what goes from block to block, and torch warns of that.
+                # The compiler looks at the .grad of what goes from block to block, and torch warns of that; and it asks whoever
+                # meets a long softmax to tell torch's developers.
                 warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
+                warnings.filterwarnings("ignore", r"\s*Online softmax is disabled on the fly")
                 yield
         finally:
             for block, call in zip(self.blocks, before, strict=True):
