@@ -248,6 +248,20 @@ def test_a_cell_that_another_process_runs_is_passed_over(small_table: list[str],
     assert "75.39 ± 2.93" in result.stdout
 
 
+def test_processes_share_the_cells_of_a_table(small_table: list[str], tmp_path: Path) -> None:
+    """The same command twice at once: each takes what nobody has taken, and both show the whole table."""
+    words = [sys.executable, "-m", "fedecho", *small_table, "--seeds", "0,1,2,3"]
+    both = [subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [process.communicate(timeout=300) for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    results = sorted((tmp_path / "mine").rglob("*.json"))
+    assert [json.loads(result.read_text())["summary"]["seed"] for result in results] == [0, 1, 2, 3]
+    assert all("75.39 ± 2.93" in out for out, _ in said)
+    trained = [set(re.findall(r"(\S+seed\d): version \d+/", err)) for _, err in said]
+    assert not trained[0] & trained[1]
+    assert len(trained[0] | trained[1]) == 4
+
+
 def test_only_the_same_experiment_is_shared() -> None:
     shared = {cell: first_of(cell) for table in TABLES.values() for cell in table.cells((0, 1)) if first_of(cell) != cell}
     for cell, kept in shared.items():
