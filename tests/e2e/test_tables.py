@@ -390,6 +390,13 @@ def test_a_narrow_terminal_folds_words_and_cuts_no_figure() -> None:
     assert any(figure.ours for figure in figures)
 
 
+def test_in_a_file_no_word_is_folded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    text = fedecho("table", "mrpc", "--show", "--only", "minilm", "--by-seed")
+    assert "control: FedEcho, distillation batch 8  74.36  74.36" in re.sub(" {2,}", "  ", text)
+
+
 def test_how_often_checkpoints_are_written_is_for_the_user_to_say(
     small_table: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

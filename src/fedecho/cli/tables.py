@@ -1,5 +1,6 @@
 """``fedecho table`` and ``fedecho cost``."""
 
+import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -215,8 +217,10 @@ def _run(missing: list[Cell], results: Path, runs: Path, options: dict[str, Any]
 
 def _show(view: View, form: str) -> None:
     if form == "text":
+        # A file has no width: words that rich folds there to the 80 columns of no terminal stay folded.
+        console = out if out.is_terminal or os.environ.get("COLUMNS") else Console(width=WIDE)
         for shown in as_text(view):
-            out.print(shown, width=None if out.is_terminal else WIDE)  # a file has no width; what is cut off there is lost
+            console.print(shown)
         for note in notes_of(view):
             tell(note)
     else:
