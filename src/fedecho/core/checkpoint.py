@@ -92,15 +92,18 @@ def _listed(item: Any) -> Any:
     return item
 
 
-def decode(node: Any, tensors: Mapping[str, Tensor], template: Any = None) -> Any:
-    """The value of a node. Dataclasses and objects with ``from_tree`` get their type from ``template``, never the file."""
+def decode(node: Any, tensors: Mapping[str, Tensor], template: Any = None, home: torch.device | None = None) -> Any:
+    """The value of a node. Dataclasses and objects with ``from_tree`` get their type from ``template``, never the file.
+
+    A tensor goes where that of the template is; where it has none yet (a first correction, a list that was empty), ``home``, to
+    the other tensors of its dataclass.
+    """
     if isinstance(node, list):
-        return [decode(item, tensors) for item in node]
+        return [decode(item, tensors, home=home) for item in node]
     if not isinstance(node, dict):
         return node
     if "tensor" in node:
-        tensor = tensors[node["tensor"]]
-        return tensor.to(template.device) if isinstance(template, Tensor) else tensor
+        return tensors[node["tensor"]].to(template.device if isinstance(template, Tensor) else home)
     if "numbers" in node:
         return tensors[node["numbers"]].tolist()
     if "pairs" in node:
@@ -108,13 +111,22 @@ def decode(node: Any, tensors: Mapping[str, Tensor], template: Any = None) -> An
         return dict(zip(keys, values, strict=True))
     if "map" in node:
         known = template if isinstance(template, Mapping) else {}
-        return {key: decode(value, tensors, known.get(key)) for key, value in node["map"]}
+        return {key: decode(value, tensors, known.get(key), home) for key, value in node["map"]}
     if "tree" in node:
         return template.from_tree(decode(node["tree"], tensors))
     if template is None:
         raise CheckpointError("the checkpoint holds a state that this algorithm does not have")
-    found = {name: decode(child, tensors, getattr(template, name, None)) for name, child in node["fields"].items()}
+    home = _home(template) or home
+    found = {name: decode(child, tensors, getattr(template, name, None), home) for name, child in node["fields"].items()}
     return type(template)(**found)
+
+
+def _home(template: Any) -> torch.device | None:
+    """Where a dataclass has its tensors."""
+    if isinstance(template, Tensor):
+        return template.device
+    values = [getattr(template, field.name) for field in fields(template)] if is_dataclass(template) else []
+    return next((found for value in values if (found := _home(value)) is not None), None)
 
 
 class Every(dict[Any, Any]):
