@@ -44,6 +44,15 @@ def on(weights: Weights, device: str) -> Weights:
     return Weights(weights.params.to(device), weights.buffers.to(device))
 
 
+def variates(one: Experiment, start: Weights, device: str) -> tuple[Tensor | None, list[Tensor | None]]:
+    """c and every client's c_i, where the method has them; the first client has never trained."""
+    if not one.local_training.control_variates:
+        return None, [None] * 3
+    rng = torch.Generator().manual_seed(0)
+    c, *others = (0.01 * torch.randn(len(start.params), generator=rng) for _ in range(3))
+    return c.to(device), [None, *(each.to(device) for each in others)]
+
+
 def jobs(
     one: Experiment, precision: Precision, device: str, start: Weights, said: list[str] | None = None
 ) -> list[ClientUpdate]:
@@ -51,9 +60,10 @@ def jobs(
     said = [] if said is None else said
     with gpu_settings(precision, torch.device(device)):
         parts = GpuParts(one, precision, torch.device(device), said.append)
-        executor, model = parts.executor(1, None), GlobalModel(0, on(start, device))
+        c, mine = variates(one, start, device)
+        executor, model = parts.executor(1, None), GlobalModel(0, on(start, device), c)
         for number in range(3):
-            executor.submit(Job(Dispatch(number, number, model, 40 + number)), 0.0)
+            executor.submit(Job(Dispatch(number, number, model, 40 + number), mine[number]), 0.0)
         return [executor.result(number) for number in range(3)]
 
 
@@ -78,8 +88,9 @@ def test_replayed_training_is_the_plain_training(world: Path, kind: str, algorit
     task = one.task
     parts = GpuParts(one, EXACT, torch.device("cpu"))
     trainer = Trainer(task, one.local_training, parts.network)
+    c, mine = variates(one, start, "cpu")
     for number, ours in enumerate(updates):
-        plain = trainer.train(Dispatch(number, number, GlobalModel(0, start), 40 + number))
+        plain = trainer.train(Dispatch(number, number, GlobalModel(0, start, c), 40 + number), mine[number])
         assert ours.num_steps == plain.num_steps
         near(ours.delta, plain.delta, 2e-3)
         assert ours.metrics["train_loss"] == pytest.approx(plain.metrics["train_loss"], rel=1e-4)

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from fedecho.learning import LocalTraining
+from fedecho.core.layout import Layout
+from fedecho.learning import LocalTraining, Trainer
 
 LOCAL = LocalTraining(client_lr=0.05, epochs=2, batch_size=4, control_variates=True)
 SIZE = sum(param.numel() for param in network().parameters())
@@ -84,3 +85,39 @@ def test_with_c_equal_to_c_i_the_steps_are_those_of_plain_sgd() -> None:
     assert torch.equal(plain.delta, corrected.delta)
     assert plain.correction is None
     assert corrected.correction is not None
+
+
+class Words(nn.Module):
+    """Ten words, of which clients have the first four: there are so many labels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Parameter(torch.linspace(-1, 1, 10))
+
+
+class SomeWords(Blobs):
+    def loss(self, module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return (module.get_parameter("words")[batch[1]] - 5).square().mean()
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-5])
+def test_adamw_moves_a_word_that_is_not_there_by_the_whole_rate_unless_told_not_to(size: float) -> None:
+    """The closed form: of a constant gradient AdamW makes steps of lr, whatever its size (eps is far below)."""
+    signs = torch.tensor([1.0, -1.0, 1.0, -1.0, 0.0, 0.0])
+    local = LocalTraining(optimizer="adamw", client_lr=0.01, num_local_steps=8, control_variates=True, eps=1e-12)
+    updates = []
+    for each in (local, replace(local, correct_unseen=False)):
+        module = Words()
+        trainer = Trainer(SomeWords(), each, Layout.of(module).bind(module))
+        updates.append(trainer.train(dispatch_of(Words(), correction=torch.cat([torch.zeros(4), size * signs]))))
+    everywhere, seen = (update.delta for update in updates)
+    torch.testing.assert_close(everywhere[4:], -8 * 0.01 * signs, rtol=0, atol=1e-6)
+    assert torch.equal(seen[4:], torch.zeros(6))
+    assert torch.equal(seen[:4], everywhere[:4])
+    assert (seen[:4] > 0.01).all()
+    assert torch.equal(updates[0].correction, updates[1].correction)  # type: ignore[arg-type]
+
+
+def test_only_adamw_can_leave_words_alone() -> None:
+    with pytest.raises(ValueError, match=r"local\.correct_unseen=false is for local\.optimizer=adamw"):
+        replace(LOCAL, correct_unseen=False)

@@ -40,6 +40,8 @@ def adamw_step(
     size: Number,
 ) -> None:
     """AdamW with decoupled weight decay; ``root`` and ``size`` are of ``bias_correction``."""
+    if shift is not None and not local.correct_unseen:
+        shift = shift * (grads != 0)
     grads = _gradient(local, params, grads, start, shift)
     params.mul_(1 - local.client_lr * local.weight_decay)
     first.lerp_(grads, 1 - local.beta1)

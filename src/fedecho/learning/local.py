@@ -11,6 +11,9 @@ class LocalTraining:
 
     ``epochs`` counts passes over the client's data, the last partial batch kept; ``num_local_steps`` (K), if given, counts
     steps instead. ``proximal`` adds proximal / 2 |y - x_s|^2; with ``control_variates`` every step is corrected by c - c_i.
+
+    A parameter that has no gradient in a step (a word that is not in the batch) is corrected too. AdamW then moves it by the
+    whole rate, however small c - c_i is; ``correct_unseen = False`` leaves it alone.
     """
 
     optimizer: Literal["sgd", "adamw"] = "sgd"
@@ -21,6 +24,7 @@ class LocalTraining:
     weight_decay: float = 0.0
     proximal: float = 0.0
     control_variates: bool = False
+    correct_unseen: bool = True
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
@@ -40,6 +44,10 @@ class LocalTraining:
         for name in ("epochs", "batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"local.{name} must be at least 1, got {getattr(self, name)}")
+        if self.optimizer == "sgd" and not self.correct_unseen:
+            raise ValueError(
+                "local.correct_unseen=false is for local.optimizer=adamw: SGD moves what has no gradient by lr (c - c_i)"
+            )
         for name in ("weight_decay", "proximal"):
             if getattr(self, name) < 0:
                 raise ValueError(f"local.{name} must be at least 0, got {getattr(self, name)}")
