@@ -276,6 +276,10 @@ def test_only_the_same_experiment_is_shared() -> None:
     }
 
 
+def test_what_has_run_and_what_has_not_are_two_questions(small_table: list[str]) -> None:
+    assert "choose one" in fedecho(*small_table, "--show", "--dry-run", code=2)
+
+
 def test_mistakes_are_one_line(small_table: list[str]) -> None:
     assert "unknown table" in fedecho("table", "cifar11", code=2)
     assert "no cell" in fedecho("table", "cifar10", "--only", "nothing", code=2)
@@ -395,6 +399,13 @@ def test_in_a_file_no_word_is_folded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     text = fedecho("table", "mrpc", "--show", "--only", "minilm", "--by-seed")
     assert "control: FedEcho, distillation batch 8  74.36  74.36" in re.sub(" {2,}", "  ", text)
+
+
+def test_a_program_is_told_which_seeds_diverged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    found = {line["method"]: line for line in records("table", "mrpc", "--show", "--only", "minilm", "--by-seed")}
+    assert found["FedAC"]["diverged seeds"] == "0 1 2"
+    assert found["FedBuff"]["diverged seeds"] == ""
 
 
 def test_how_often_checkpoints_are_written_is_for_the_user_to_say(

@@ -63,7 +63,7 @@ def test_texts_longer_than_the_model_takes(data: Path) -> None:
 
 
 def test_weights_that_are_missing(data: Path) -> None:
-    one_clear_line([*MRPC, "--set", "task.model=nowhere"], "no model folder nowhere", "task.model")
+    one_clear_line([*MRPC, "--set", "task.model=nowhere"], "no model folder nowhere", "task.model", "--data-dir")
     one_clear_line([*MATH, "--set", "task.model=tiny-bert"], "saved as Bert", "is it a causal language model?")
     (data / "empty").mkdir()
     one_clear_line([*MRPC, "--set", "task.model=empty"], "empty holds no config.json")
@@ -75,9 +75,29 @@ def test_weights_that_are_missing(data: Path) -> None:
     one_clear_line(MATH, "cannot load", "tiny-llama")
 
 
+def test_an_unlabeled_set_of_nothing(data: Path) -> None:
+    one_clear_line([*MRPC, "--set", "task.unlabeled_size=0"], "FedEcho needs an unlabeled set", "has 0 examples")
+    one_clear_line([*MATH, "--set", "task.num_unlabeled=0"], "FedEcho needs an unlabeled set", "has 0 examples")
+
+
+def test_a_head_of_other_classes(data: Path) -> None:
+    rows = [f'{{"sentence1": "one {n}", "sentence2": "two {n}", "label": {n % 3}}}' for n in range(60)]
+    (data / "three.jsonl").write_text("\n".join(rows))
+    own = ["--set", f"task.train={data / 'three.jsonl'}", "--set", f"task.dev={data / 'three.jsonl'}"]
+    transformers = pretrained.library("transformers")
+    model = transformers.BertForSequenceClassification.from_pretrained(data / "tiny-bert", num_labels=2)
+    model.save_pretrained(data / "tiny-bert")
+    one_clear_line([*MRPC, *own], "tiny-bert", "a classifier of 2 classes", "training data has 3")
+
+
+def test_a_bank_of_tokens_where_there_are_none(data: Path) -> None:
+    for setting in ("token_bank=exact", "top_k=8"):
+        one_clear_line([*MRPC, "--set", f"algorithm.distiller.{setting}"], "distiller.token_bank and top_k", "MrpcTask")
+
+
 def test_data_that_is_missing(data: Path) -> None:
     one_clear_line([*MATH, "--set", "task.train=mathinstruct"], "mathinstruct is missing", "--data-dir")
-    one_clear_line([*MATH, "--set", "task.train=nowhere.jsonl"], "there is no file nowhere.jsonl")
+    one_clear_line([*MATH, "--set", "task.train=nowhere.jsonl"], f"there is no file nowhere.jsonl in {Path.cwd()}")
     (data / "MRPC" / "dev.tsv").unlink()
     one_clear_line([*MRPC], "there is no file", "dev.tsv")
 

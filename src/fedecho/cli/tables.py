@@ -57,10 +57,11 @@ WIDE = 160
 def table(
     name: Annotated[str, typer.Argument(metavar="|".join(TABLES), help="A table of the paper.")],
     only: Annotated[
-        list[str] | None, typer.Option("--only", help="Cells with this word in their name; may be repeated.")
+        list[str] | None, typer.Option("--only", help="Cells with this word in their name; of several words, all of them.")
     ] = None,
     without: Annotated[
-        list[str] | None, typer.Option("--without", help="No cells with this word in their name; may be repeated.")
+        list[str] | None,
+        typer.Option("--without", help="No cells with this word in their name; of several words, any of them."),
     ] = None,
     seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = ",".join(map(str, OUR_SEEDS)),
     settings: Settings = None,
@@ -94,6 +95,8 @@ def table(
         cells = _picked(paper, chosen, only or [], without or [])
         missing = _missing(cells, results)
         options = execution_options(executor, workers, precision, deterministic, device, address)
+        if show and dry_run:
+            raise ConfigError("--show and --dry-run: the one shows what has run, the other what has not; choose one")
         if show and not results.is_dir():
             raise ConfigError(f"there is no folder {results.absolute()}: say with --results where the results are")
         if dry_run:

@@ -18,7 +18,7 @@ def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise ValueError(f"there is no file {path}") from None
+        raise ValueError(f"there is no file {path}{'' if path.is_absolute() else f' in {Path.cwd()}'}") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is no UTF-8 text ({error.reason} at byte {error.start})") from None
     except OSError as error:

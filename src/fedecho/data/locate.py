@@ -61,7 +61,8 @@ def find_model(name: str, data_dir: Path | None = None) -> str:
             return str(folder)
     if HUB_NAME.fullmatch(name):
         return name
+    place = f"{inside}{'' if inside.is_dir() else ', which is not there'}"
     raise MissingDataError(
-        f"there is no model folder {name}, nor one of that name in {inside}: give task.model a folder that a model was "
-        "saved into, or a name at the hub such as google-bert/bert-base-uncased"
+        f"there is no model folder {name}, nor one of that name in {place}: give task.model a folder that a model was saved into, "
+        f"or a name at the hub such as google-bert/bert-base-uncased, or say with --data-dir or {VARIABLE} where models are"
     )

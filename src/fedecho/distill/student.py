@@ -21,6 +21,13 @@ class Teacher(Protocol):
     def __getitem__(self, rows: Tensor, /) -> Tensor: ...
 
 
+def check_unlabeled(num_unlabeled: int) -> None:
+    if num_unlabeled < 1:
+        raise ValueError(
+            f"FedEcho needs an unlabeled set, but this task's has {num_unlabeled} examples: ask for more, or change the method"
+        )
+
+
 @dataclass(frozen=True)
 class Student:
     """A bound network beside the task's ``logits(module, rows of U)``."""
@@ -32,8 +39,7 @@ class Student:
     """How many rows are inferred at once."""
 
     def __post_init__(self) -> None:
-        if self.num_unlabeled < 1:
-            raise ValueError("FedEcho needs an unlabeled set, but this task has none (num_unlabeled is 0)")
+        check_unlabeled(self.num_unlabeled)
 
     @property
     def device(self) -> torch.device:

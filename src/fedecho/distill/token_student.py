@@ -75,5 +75,9 @@ def student_for(network: BoundNetwork, task: Any, distiller: "Distiller | None",
     if isinstance(task, TokenTask) and distiller is not None:
         chunk = min(chunk, CHUNK, distiller.batch_size)  # who lowers the batch for want of memory means inference too
         return TokenStudent(network, task.logits, task.num_unlabeled, chunk, task, distiller)  # type: ignore[attr-defined]
+    if distiller is not None and (distiller.token_bank, distiller.top_k) != (None, None):
+        raise ValueError(
+            f"distiller.token_bank and top_k are for language models, and {type(task).__name__} has no tokens to keep"
+        )
     logits: Any = task.logits
     return Student(network, logits, task.num_unlabeled, chunk)

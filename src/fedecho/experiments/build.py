@@ -16,7 +16,7 @@ from fedecho.core.server import Server
 from fedecho.core.task import HasInputs, Task
 from fedecho.core.types import GlobalModel, Weights
 from fedecho.distill.distiller import Distiller
-from fedecho.distill.student import Student
+from fedecho.distill.student import Student, check_unlabeled
 from fedecho.distill.token_student import student_for
 from fedecho.experiments.clients import attackers_of, sent_by, training_task
 from fedecho.experiments.crews import crew_of, settled
@@ -134,7 +134,10 @@ def _runtimes(experiment: Experiment) -> ClientRuntimes:
 
 def inputs_of(experiment: Experiment, task: Task) -> Mapping[str, str]:
     """All that ``task``, the experiment's, wherever it is placed, reads: read now, so that nothing is found wrong late."""
-    return task.read_inputs(distiller_of(experiment) is not None) if isinstance(task, HasInputs) else {}
+    teaches = distiller_of(experiment) is not None
+    if teaches:
+        check_unlabeled(task.num_unlabeled)
+    return task.read_inputs(teaches) if isinstance(task, HasInputs) else {}
 
 
 def distiller_of(experiment: Experiment) -> Distiller | None:

@@ -131,6 +131,13 @@ def _config(folder: Path) -> Any:
 
 def classifier(folder: Path, num_labels: int, pad_token_id: int) -> nn.Module:
     """A model with a classification head; a head that the files lack is drawn from torch's generator."""
+    config = _config(folder)
+    headed = any(kind.endswith("ForSequenceClassification") for kind in config.architectures or ())
+    if headed and config.num_labels != num_labels:
+        raise ValueError(
+            f"{folder} holds a classifier of {config.num_labels} classes, but the training data has {num_labels}: "
+            "give a model of as many classes, or one without a head"
+        )
     return _load("AutoModelForSequenceClassification", folder, num_labels=num_labels, pad_token_id=pad_token_id)
 
 

@@ -63,6 +63,7 @@ def _numbers(view: View, row: Row, column: Column) -> dict[str, str | float | in
     if view.by_seed:
         alone = {seed: next(iter(accuracies([ended[seed]])), None) if seed in ended else None for seed in view.seeds}
         told |= {f"seed {seed}": _rounded(value) for seed, value in alone.items()}
+        told["diverged seeds"] = " ".join(str(seed) for seed in view.seeds if seed in ended and ended[seed].diverged)
     scores = {heading: mean_score(trained, name) for name, heading in view.table.scores}
     told |= {heading: _rounded(mean) for heading, (mean, _) in scores.items()}
     told["last alone"] = " ".join(heading for heading, (_, only_last) in scores.items() if only_last)
@@ -94,7 +95,7 @@ def notes_of(view: View) -> list[str]:
     """What stands beside the numbers: hardware, software, U, and every file that took the place of another."""
     found = list(view.all_finished())
     if not found:
-        return [f"nothing of this table has run yet: there is none of it in {view.results}"]
+        return [f"none of these cells has run yet: there is no result of them in {view.results}"]
     notes = _hardware(found)
     notes += sorted({f"U: {result.unlabeled}" for result in found if result.unlabeled})
     for key in ("trained", "judged on", "prompt"):
