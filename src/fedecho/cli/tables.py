@@ -83,10 +83,7 @@ def table(
     """Run the cells of a paper's table that are missing, and show ours beside the paper's."""
     with friendly():
         use_data_dir(data_dir)
-        if settings and results == RESULTS:
-            raise ConfigError("with --set these are not the paper's cells: keep them apart with --results FOLDER")
-        if any(setting.partition("=")[0].strip() == "seed" for setting in settings or ()):
-            raise ConfigError("the seeds of a table are those of --seeds, not of --set seed=...")
+        _check_settings(settings or [], results)
         if name not in TABLES:
             raise ConfigError(f"unknown table {name!r}: it must be one of {', '.join(TABLES)}")
         if form not in ("text", "markdown", "csv"):
@@ -141,6 +138,13 @@ def cost(
             f"{place}, torch {torch.__version__}; seconds are the server's, mean over --versions {versions} after one; "
             "alive: the most versions at once by the schedule of the whole run; bank and state: of all clients"
         )
+
+
+def _check_settings(settings: list[str], results: Path) -> None:
+    if settings and results == RESULTS:
+        raise ConfigError("with --set these are not the paper's cells: keep them apart with --results FOLDER")
+    if any(setting.partition("=")[0].strip() == "seed" for setting in settings):
+        raise ConfigError("the seeds of a table are those of --seeds, not of --set seed=...")
 
 
 def _picked(paper: PaperTable, seeds: tuple[int, ...], only: list[str], without: list[str]) -> list[Cell]:
