@@ -9,7 +9,7 @@ TAMED = (
     Row("FedAC, server_lr 3e-5", "fedac", SMALL_LR, control=True),
     Row("FADAS, server_lr 3e-5", "fadas", SMALL_LR, control=True),
 )
-# With AdamW clients FedAC's control variates do harm here (docs/text.md): is it that they move words which are not there?
+# In a short run FedAC's control variates did harm here (docs/text.md): is it that AdamW moves words which are not there?
 CORRECTED = (
     Row(
         "control: FedAC, unseen words uncorrected, server_lr 3e-5",

@@ -13,7 +13,7 @@ class LocalTraining:
     steps instead. ``proximal`` adds proximal / 2 |y - x_s|^2; with ``control_variates`` every step is corrected by c - c_i.
 
     A parameter that has no gradient in a step (a word that is not in the batch) is corrected too. AdamW then moves it by the
-    whole rate, however small c - c_i is; ``correct_unseen = False`` leaves it alone.
+    whole rate, however small c - c_i is; ``correct_unseen = False`` does not correct it in that step.
     """
 
     optimizer: Literal["sgd", "adamw"] = "sgd"
