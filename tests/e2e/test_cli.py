@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from fedecho import ALGORITHMS, RECIPES, FedBuff, __version__, load, resume, sim
 from fedecho.cli import app
 from fedecho.core import breaks
 from fedecho.core.drive import Moment
-from fedecho.experiments import compare, state
+from fedecho.experiments import beside, compare, state
 from fedecho.experiments.config import to_config
 from fedecho.experiments.record import read_record
 from fedecho.experiments.run import Interrupted
@@ -279,8 +280,8 @@ def test_a_comparison_stopped_in_a_runs_last_evaluation_keeps_it(tmp_path: Path,
     """A worker asks itself to stop once: twice would mean at once."""
     planned = compare.Planned("one", load("digits", algorithm="fedbuff", versions=2), tmp_path / "one")
     stop = threading.Event()
-    monkeypatch.setattr(compare, "_stop", stop)
-    monkeypatch.setattr(compare, "NEWS_EVERY_S", 0.0)
+    monkeypatch.setattr(beside, "_stop", stop)
+    monkeypatch.setattr(beside, "NEWS_EVERY_S", 0.0)
     monkeypatch.setattr(state, "LONG_S", 0.0)
     real = breaks.at
 
@@ -290,5 +291,5 @@ def test_a_comparison_stopped_in_a_runs_last_evaluation_keeps_it(tmp_path: Path,
 
     monkeypatch.setattr(classification, "at", at)
     with pytest.raises(Interrupted, match="stopped at version 2 of 2"):
-        compare._run_one(planned)
+        beside.do_one(planned.label, partial(compare._run_one, planned))
     assert list((tmp_path / "one").glob("checkpoint-*"))

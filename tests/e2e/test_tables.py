@@ -185,6 +185,13 @@ def test_words_pick_rows_as_well_as_columns(monkeypatch: pytest.MonkeyPatch) -> 
     assert "must be one of serial" in fedecho("table", "cifar10", "--dry-run", "--executor", "nonsense", code=2)
 
 
+def test_a_comma_is_an_or(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    both = records("table", "mrpc", "--show", "--only", "CA2FL, fadas", "--only", "minilm", "--without", "server,control")
+    assert [line["method"] for line in both] == ["CA2FL", "FADAS"]
+    assert "no cell" in fedecho("table", "mrpc", "--show", "--only", ",", code=2)
+
+
 def test_words_pick_seeds_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     words = ("table", "cifar10", "--show", "--only", "fedbuff-large-dir-0.1", "--format", "csv")
@@ -243,7 +250,7 @@ def test_a_cell_that_another_process_runs_is_passed_over(small_table: list[str],
     with owned(tmp_path / "runs" / "tables" / "cifar10" / name, print):
         result = CliRunner().invoke(app, small_table)
     assert result.exit_code == 0, result.output
-    assert f"{name} is passed over" in " ".join(result.stderr.split())
+    assert f"{name}: passed over" in " ".join(result.stderr.split())
     assert [path.stem for path in (tmp_path / "mine" / "cifar10").iterdir()] == [name.replace("seed0", "seed1")]
     assert "75.39 ± 2.93" in result.stdout
 
@@ -260,6 +267,30 @@ def test_processes_share_the_cells_of_a_table(small_table: list[str], tmp_path: 
     trained = [set(re.findall(r"(\S+seed\d): version \d+/", err)) for _, err in said]
     assert not trained[0] & trained[1]
     assert len(trained[0] | trained[1]) == 4
+
+
+def test_several_cells_at_once_are_those_of_one_after_another(small_table: list[str], tmp_path: Path) -> None:
+    shown = [fedecho(*small_table, "--results", f"by{jobs}", "--runs", f"runs{jobs}", "--jobs", jobs) for jobs in ("1", "2")]
+    assert shown[0] == shown[1]
+    for seed in (0, 1):
+        one, two = (tmp_path / f"by{jobs}" / "cifar10" / f"fedecho-cifar-100-large-dir-0.1-seed{seed}.json" for jobs in (1, 2))
+        digests = {json.loads(path.read_text())["summary"]["model_sha256"] for path in (one, two)}
+        assert len(digests) == 1
+
+
+def test_a_cell_that_fails_does_not_end_those_beside_it(small_table: list[str], tmp_path: Path) -> None:
+    name = "fedecho-cifar-100-large-dir-0.1-seed0"
+    broken = tmp_path / "runs" / "tables" / "cifar10" / name / "run.jsonl"
+    broken.parent.mkdir(parents=True)
+    broken.write_text("no record\n")
+    result = CliRunner().invoke(app, [*small_table, "--jobs", "2"])
+    assert result.exit_code == 2, result.output
+    told = " ".join(result.stderr.split())
+    assert f"{name}: {Path('runs') / 'tables' / 'cifar10' / name / 'run.jsonl'}" in told
+    assert told.endswith(f"did not come to their end: {name}; the same command goes on with them")
+    assert [path.stem for path in (tmp_path / "mine" / "cifar10").iterdir()] == [name.replace("seed0", "seed1")]
+    assert "75.39 ± 2.93" in result.stdout
+    assert broken.read_text() == "no record\n"
 
 
 def test_only_the_same_experiment_is_shared() -> None:
@@ -287,6 +318,7 @@ def test_mistakes_are_one_line(small_table: list[str]) -> None:
     assert "NVIDIA GPU" in fedecho("table", "cifar10", "--only", "fedbuff-large-dir-0.1-seed0", "--only", "seed0", code=2)
     assert "--results" in fedecho("table", "cifar10", "--set", "num_versions=1", code=2)
     assert "--seeds" in fedecho("table", "cifar10", "--set", "seed=1", "--results", "mine", code=2)
+    assert "--jobs must be at least 1, got 0" in fedecho(*small_table, "--jobs", "0", code=2)
     assert "--checkpoint-every must be at least 0" in fedecho(*small_table, "--checkpoint-every", "-1", code=2)
     missing = fedecho("run", "cifar10", "--data-dir", "nowhere", code=2)
     assert "fedecho data fetch cifar10" in missing

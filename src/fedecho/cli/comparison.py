@@ -23,6 +23,7 @@ from fedecho.cli.console import (
     Track,
     Versions,
     WorkersOption,
+    check_jobs,
     err,
     execution_options,
     friendly,
@@ -115,8 +116,6 @@ def _show(compared: Compared, target: Path, title: str, *, quiet: bool, as_json:
 
 
 def _jobs(jobs: int | None, executor: str) -> int:
-    if jobs is not None and jobs < 1:
-        raise ConfigError(f"--jobs must be at least 1, got {jobs}")
     if jobs is None:  # the others take the machine for one run
         return os.cpu_count() or 1 if executor == "serial" else 1
-    return jobs
+    return check_jobs(jobs)

@@ -19,6 +19,7 @@ from fedecho.data.locate import VARIABLE
 from fedecho.experiments.config import ConfigError
 from fedecho.experiments.execution import Execution
 from fedecho.experiments.run import Interrupted
+from fedecho.experiments.shortage import shortage
 from fedecho.simulation.executors.crew import WorkerError
 from fedecho.tracking import SINKS
 
@@ -112,9 +113,9 @@ def friendly() -> Iterator[None]:
             err.print(note, markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(1) from None
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "memory" not in str(error):
+        if not (short := shortage(error)):
             raise
-        fail(f"not enough memory: {str(error).splitlines()[0]}", 2)
+        fail(short, 2)
     except DiskFullError as error:
         fail(str(error), 1)
     except OSError as error:
@@ -165,6 +166,12 @@ def execution_options(
     told |= {"device": device, "address": address}
     Execution(**told)
     return dict(told)
+
+
+def check_jobs(jobs: int) -> int:
+    if jobs < 1:
+        raise ConfigError(f"--jobs must be at least 1, got {jobs}")
+    return jobs
 
 
 def names(text: str) -> list[str]:

@@ -2,7 +2,6 @@
 
 import os
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any
@@ -25,8 +24,10 @@ from fedecho.cli.console import (
     Settings,
     Source,
     WorkersOption,
+    check_jobs,
     err,
     execution_options,
+    fail,
     friendly,
     names,
     numbers,
@@ -39,12 +40,11 @@ from fedecho.cli.console import (
 from fedecho.experiments.config import ConfigError, load
 from fedecho.experiments.cost import server_cost
 from fedecho.experiments.execution import Execution
-from fedecho.experiments.folder import FolderInUse
+from fedecho.experiments.fill import Filling, fill
 from fedecho.experiments.paper import Cell, PaperTable
-from fedecho.experiments.results import CellResult, read_result, run_cell, run_folder
+from fedecho.experiments.results import CellResult, read_result
 from fedecho.experiments.run import CHECKPOINT_S
 from fedecho.experiments.shared_cells import TABLES, first_of
-from fedecho.experiments.state import Following, RunState
 from fedecho.report.paper_tables import View
 from fedecho.report.progress import LiveProgress
 from fedecho.report.table_forms import as_csv, as_markdown, as_text, notes_of
@@ -57,14 +57,16 @@ WIDE = 160
 def table(
     name: Annotated[str, typer.Argument(metavar="|".join(TABLES), help="A table of the paper.")],
     only: Annotated[
-        list[str] | None, typer.Option("--only", help="Cells with this word in their name; of several words, all of them.")
+        list[str] | None,
+        typer.Option("--only", help="Cells with this word in their name, or with any of a,b; given several times, with each."),
     ] = None,
     without: Annotated[
         list[str] | None,
-        typer.Option("--without", help="No cells with this word in their name; of several words, any of them."),
+        typer.Option("--without", help="No cells with this word in their name, nor with any of a,b; may be repeated."),
     ] = None,
     seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = ",".join(map(str, OUR_SEEDS)),
     settings: Settings = None,
+    jobs: Annotated[int, typer.Option(help="Cells at a time, a process each; on one GPU they share it.")] = 1,
     executor: ExecutorOption = "cuda",
     workers: WorkersOption = None,
     device: DeviceOption = None,
@@ -84,26 +86,23 @@ def table(
     with friendly():
         use_data_dir(data_dir)
         _check_settings(settings or [], results)
-        if name not in TABLES:
-            raise ConfigError(f"unknown table {name!r}: it must be one of {', '.join(TABLES)}")
-        if form not in ("text", "markdown", "csv"):
-            raise ConfigError(f"--format must be text, markdown or csv, got {form!r}")
+        _check_choices(name, form, show, dry_run, results)
         paper, chosen = replace(TABLES[name], own=tuple(settings or ())), numbers(seeds, "--seeds")
         cells = _picked(paper, chosen, only or [], without or [])
-        missing = _missing(cells, results)
-        options = execution_options(executor, workers, precision, deterministic, device, address)
-        if show and dry_run:
-            raise ConfigError("--show and --dry-run: the one shows what has run, the other what has not; choose one")
-        if show and not results.is_dir():
-            raise ConfigError(f"there is no folder {results.absolute()}: say with --results where the results are")
+        missing, failed = _missing(cells, results), []
+        options, at_once = execution_options(executor, workers, precision, deterministic, device, address), check_jobs(jobs)
         if dry_run:
             _announce(paper, missing, results, chosen)
             return
         if missing and not show:
             usable(results)
-            _run(missing, results, runs, options, checkpoint_every)
+            filling = Filling(results=results, runs=runs, options=options, checkpoint_s=checkpoint_every)
+            with LiveProgress(err) as progress:
+                failed = fill(filling, missing, jobs=at_once, see=progress.update, say=say)
         picked = tuple(seed for seed in chosen if any(cell.seed == seed for cell in cells))
         _show(View(_narrowed(paper, cells), results, picked, by_seed), form)
+        if failed:
+            fail(f"did not come to their end: {', '.join(failed)}; the same command goes on with them", 2)
 
 
 def cost(
@@ -140,6 +139,17 @@ def cost(
         )
 
 
+def _check_choices(name: str, form: str, show: bool, dry_run: bool, results: Path) -> None:
+    if name not in TABLES:
+        raise ConfigError(f"unknown table {name!r}: it must be one of {', '.join(TABLES)}")
+    if form not in ("text", "markdown", "csv"):
+        raise ConfigError(f"--format must be text, markdown or csv, got {form!r}")
+    if show and dry_run:
+        raise ConfigError("--show and --dry-run: the one shows what has run, the other what has not; choose one")
+    if show and not results.is_dir():
+        raise ConfigError(f"there is no folder {results.absolute()}: say with --results where the results are")
+
+
 def _check_settings(settings: list[str], results: Path) -> None:
     if settings and results == RESULTS:
         raise ConfigError("with --set these are not the paper's cells: keep them apart with --results FOLDER")
@@ -148,13 +158,18 @@ def _check_settings(settings: list[str], results: Path) -> None:
 
 
 def _picked(paper: PaperTable, seeds: tuple[int, ...], only: list[str], without: list[str]) -> list[Cell]:
-    """The cells that have all the words in their names that are wanted, and none that are not."""
-    cells = [cell for cell in paper.cells(seeds) if all(word.lower() in cell.slug for word in only)]
-    cells = [cell for cell in cells if not any(word.lower() in cell.slug for word in without)]
+    """The cells whose names have a word of each ``only``, and none of any ``without``."""
+    cells = [cell for cell in paper.cells(seeds) if all(_has(cell, words) for words in only)]
+    cells = [cell for cell in cells if not any(_has(cell, words) for words in without)]
     if not cells:
         wanted = [" and ".join(only), *([f"no {' or '.join(without)}"] if without else [])]
         raise ConfigError(f"no cell of {paper.name} has {', '.join(filter(None, wanted))} in its name; `--dry-run` lists them")
     return cells
+
+
+def _has(cell: Cell, words: str) -> bool:
+    """Any of the words, which commas separate."""
+    return any(word.strip() in cell.slug for word in words.lower().split(",") if word.strip())
 
 
 def _narrowed(paper: PaperTable, cells: list[Cell]) -> PaperTable:
@@ -207,19 +222,6 @@ def _times(paper: PaperTable, results: Path, seeds: tuple[int, ...]) -> tuple[di
 def _kind(cell: Cell) -> tuple[str, bool, str]:
     """What a time depends on most."""
     return cell.row.algorithm, cell.row.untrained, getattr(cell.experiment().task, "model", "")
-
-
-def _run(missing: list[Cell], results: Path, runs: Path, options: dict[str, Any], checkpoint_s: float) -> None:
-    with LiveProgress(err) as progress:
-        for cell in missing:
-            if read_result(results, cell) is not None:  # another process was quicker
-                continue
-            state, folder = RunState(cell.experiment().num_versions), run_folder(runs, cell)
-            watch = Following(folder, state, partial(progress.update, cell.slug))
-            try:
-                run_cell(cell, results=results, runs=runs, options=options, checkpoint_s=checkpoint_s, watch=watch, say=say)
-            except FolderInUse as error:
-                say(f"{cell.slug} is passed over: {error}")
 
 
 def _show(view: View, form: str) -> None:

@@ -23,6 +23,7 @@ CORRECTED = (
         (*SMALL_LR, "algorithm.control_variates=false"),
         control=True,
     ),
+    Row("control: FedAC, the paper's client_lr, server_lr 3e-5", "fedac", ("algorithm.server_lr=3e-5",), control=True),
 )
 
 

@@ -141,7 +141,7 @@ def run_cell(
             simulate(experiment, out=folder, resume=resume, checkpoint_s=checkpoint_s, watch=watch, say=say, **options)
         summary, diverged = asdict(Summary.read(folder)), ""
     except DivergedError as error:
-        say(f"{cell.slug}: {error}")
+        say(str(error))
         summary, diverged = _so_far(folder), str(error)
     header = read_header(folder)
     kept = CellResult(
