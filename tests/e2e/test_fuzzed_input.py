@@ -30,7 +30,7 @@ def _nothing_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(runs, "_finish", lambda *arguments: None)
     monkeypatch.setattr(comparison, "run_all", lambda *arguments, **options: Compared([_summary()], {}))
-    monkeypatch.setattr(tables, "_run", lambda *arguments: None)
+    monkeypatch.setattr(tables, "fill", lambda *arguments, **options: [])
     monkeypatch.setattr(tables, "server_cost", _no_cost)
     data_commands = sys.modules["fedecho.cli.data"]  # its name in the package is that of a group of commands
     monkeypatch.setattr(data_commands, "fetch", lambda *arguments: Path())
