@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -192,33 +193,53 @@ def test_a_pool_in_an_unguarded_script_says_what_to_do(tmp_path: Path) -> None:
     assert done.stderr.count("Traceback") == 1
 
 
-def test_ctrl_c_stops_a_comparison_and_the_same_command_goes_on(tmp_path: Path) -> None:
-    words = [
-        "compare",
-        "digits",
-        "--algorithms",
-        "fedbuff,fadas",
-        "--seeds",
-        "0,1",
-        "--jobs",
-        "1",
-        "--out",
-        str(tmp_path / "both"),
-    ]
-    command = [sys.executable, "-m", "fedecho.cli", *words, "--versions", "40"]
+def _comparison(folder: Path) -> tuple[list[str], subprocess.Popen[str]]:
+    """Four runs, two at a time, of which two have begun; in a session of its own, as a terminal's are."""
+    options = ["--algorithms", "fedbuff,fadas", "--seeds", "0,1", "--jobs", "2", "--versions", "40", "--out", str(folder)]
+    command = [sys.executable, "-m", "fedecho.cli", "compare", "digits", *options]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    first = tmp_path / "both" / "fedbuff-seed0" / "run.jsonl"
-    while not first.exists() or first.stat().st_size < 4000:
+    records = [folder / f"{name}-seed0" / "run.jsonl" for name in ("fedbuff", "fadas")]
+    while not all(record.exists() and record.stat().st_size > 4000 for record in records):
+        assert process.poll() is None
         time.sleep(0.01)
+    return command, process
+
+
+def _is_stopped_in_good_order(folder: Path) -> None:
+    assert len(list(folder.iterdir())) == 2, "no other run was begun"
+    for run in folder.iterdir():
+        assert (run / "summary.json").exists() or list(run.glob("checkpoint-*")), f"{run.name} has nothing to go on from"
+
+
+def test_ctrl_c_stops_a_comparison_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    """A terminal sends it to all of its processes: those that run are then asked twice, by it and by the command."""
+    command, process = _comparison(tmp_path / "both")
     os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in said
     assert "the same command goes on" in said
-    assert len(list((tmp_path / "both").iterdir())) == 1, "no other run was begun"
+    _is_stopped_in_good_order(tmp_path / "both")
     again = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert again.returncode == 0, again.stderr
+    assert "begins anew" not in again.stderr
     assert len(list((tmp_path / "both").rglob("summary.json"))) == 4
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_comparison_that_is_told_to_end_leaves_no_process_behind(tmp_path: Path, number: signal.Signals) -> None:
+    """Not even one that was killed: its workers see that it is gone, keep what they have and go."""
+    _, process = _comparison(tmp_path / "both")
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)  # until the last that holds the pipe has ended
+    assert process.returncode == (130 if number == signal.SIGTERM else -number)
+    assert ("the same command goes on" in said) == (number == signal.SIGTERM)
+    with suppress(ProcessLookupError):
+        for _ in range(600):
+            os.killpg(process.pid, 0)
+            time.sleep(0.1)
+        pytest.fail("a process was left behind")
+    _is_stopped_in_good_order(tmp_path / "both")
 
 
 def test_a_users_own_method_is_resumed_from_python(tmp_path: Path) -> None:

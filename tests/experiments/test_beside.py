@@ -11,6 +11,7 @@ import torch
 from fedecho.experiments.beside import Say, Tell, beside
 from fedecho.experiments.run import Interrupted
 from fedecho.experiments.shortage import shortage
+from fedecho.experiments.signals import stop_signals
 from fedecho.experiments.state import RunState
 
 
@@ -31,14 +32,12 @@ def _wrong(tell: Tell, say: Say) -> None:
 def _until_stopped(tell: Tell, say: Say) -> None:
     """Asked to stop it has much to say, more than a pipe holds that nobody reads."""
 
-    def stop(*_: object) -> None:
-        say("x" * 1_000_000)
-        raise Interrupted("asked to stop")
-
-    signal.signal(signal.SIGTERM, stop)
-    while True:
-        tell(RunState(3))
-        time.sleep(0.1)
+    with stop_signals(say) as asked:
+        while not asked():
+            tell(RunState(3))
+            time.sleep(0.1)
+    say("x" * 1_000_000)
+    raise Interrupted("asked to stop")
 
 
 def _ignore(*_: object) -> None:

@@ -1,17 +1,22 @@
 """Many pieces of work beside each other, a process each: their news come to one place, and one stop is for all."""
 
 import multiprocessing
+import os
 import signal
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from multiprocessing.connection import wait
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Event
 from queue import Empty
 from typing import Any, TypeVar
 
 from fedecho.experiments.run import Interrupted
+from fedecho.experiments.signals import ask_to_stop
 from fedecho.experiments.state import RunState
 from fedecho.simulation.executors.worker import deaf_children
 
@@ -31,7 +36,10 @@ def beside(works: Mapping[str, Callable[[Tell, Say], T]], *, jobs: int, see: See
     context = multiprocessing.get_context("spawn")
     news: Queue[Any] = context.Queue()
     stop = context.Event()
-    with ProcessPoolExecutor(min(jobs, len(works)), context, initializer=_listen, initargs=(news, stop)) as pool:
+    with (
+        _terminated_as_interrupted(),
+        ProcessPoolExecutor(min(jobs, len(works)), context, initializer=_listen, initargs=(news, stop)) as pool,
+    ):
         with deaf_children():
             futures = {label: pool.submit(do_one, label, work) for label, work in works.items()}
         try:
@@ -45,6 +53,19 @@ def beside(works: Mapping[str, Callable[[Tell, Say], T]], *, jobs: int, see: See
             if isinstance(error, KeyboardInterrupt | Interrupted):
                 raise Interrupted(f"stopped; {GO_ON}") from None
             raise
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM, which a batch system or a container sends, is Ctrl-C here: it stops all in good order."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _follow(futures: list[Future[Any]], news: "Queue[Any]", see: See, say: Say) -> None:
@@ -65,6 +86,7 @@ def _follow(futures: list[Future[Any]], news: "Queue[Any]", see: See, say: Say) 
 
 _news: "Queue[Any] | None" = None
 _stop: Event | None = None
+_orphaned, _at_work = threading.Event(), threading.Lock()
 
 
 def _listen(news: "Queue[Any]", stop: Event) -> None:
@@ -72,27 +94,42 @@ def _listen(news: "Queue[Any]", stop: Event) -> None:
     global _news, _stop
     _news, _stop = news, stop
     news.cancel_join_thread()  # once all shall stop nobody reads, and who waits for a full pipe never ends
+    threading.Thread(target=_watch_parent, daemon=True).start()
+
+
+def _watch_parent() -> None:
+    """A parent that was killed leaves workers behind that nobody would ever end: they keep what they have, and go."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        _orphaned.set()
+        with _at_work:
+            os._exit(1)
 
 
 def do_one(label: str, work: Callable[[Tell, Say], T]) -> T:
-    """In a worker: one piece of work. Told to stop, it asks itself to end as a signal would."""
-    told, asked = 0.0, False
-    if _stop is not None and _stop.is_set():
-        raise Interrupted("stopped before it began")
+    """In a worker: one piece of work. It is asked to stop where it tells how it stands."""
+    told = 0.0
 
     def say(text: str) -> None:
         if _news is not None:
             _news.put((label, text))
 
     def tell(state: RunState) -> None:
-        nonlocal told, asked
+        nonlocal told
         now = time.monotonic()
         if now - told > NEWS_EVERY_S or state.done:
             told = now
             if _news is not None:
                 _news.put((label, state))
-            if _stop is not None and _stop.is_set() and not asked:
-                asked = True  # twice would mean at once
-                signal.raise_signal(signal.SIGTERM)
+            if _shall_stop():
+                ask_to_stop()
 
-    return work(tell, say)
+    with _at_work:
+        if _shall_stop():
+            raise Interrupted("stopped before it began")
+        return work(tell, say)
+
+
+def _shall_stop() -> bool:
+    return _orphaned.is_set() or (_stop is not None and _stop.is_set())
