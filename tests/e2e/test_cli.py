@@ -21,7 +21,7 @@ from fedecho import ALGORITHMS, RECIPES, FedBuff, __version__, load, resume, sim
 from fedecho.cli import app
 from fedecho.core import breaks
 from fedecho.core.drive import Moment
-from fedecho.experiments import beside, compare, state
+from fedecho.experiments import compare, led, signals, state
 from fedecho.experiments.config import to_config
 from fedecho.experiments.record import read_record
 from fedecho.experiments.run import Interrupted
@@ -297,20 +297,23 @@ def test_so_do_a_tasks_own_files_that_are_there(tmp_path: Path, monkeypatch: pyt
     ]
 
 
-def test_a_comparison_stopped_in_a_runs_last_evaluation_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker asks itself to stop once: twice would mean at once."""
+def test_a_run_that_is_led_keeps_its_last_evaluation_when_it_is_told_to_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     planned = compare.Planned("one", load("digits", algorithm="fedbuff", versions=2), tmp_path / "one")
-    stop = threading.Event()
-    monkeypatch.setattr(beside, "_stop", stop)
-    monkeypatch.setattr(beside, "NEWS_EVERY_S", 0.0)
+    stop, real, news = threading.Event(), breaks.at, []
+    monkeypatch.setattr(signals, "_leader", stop.is_set)
+    monkeypatch.setattr(led, "NEWS_EVERY_S", 0.0)
     monkeypatch.setattr(state, "LONG_S", 0.0)
-    real = breaks.at
 
     def at(done: int, total: int) -> None:
         stop.set()
         real(done, total)
 
     monkeypatch.setattr(classification, "at", at)
-    with pytest.raises(Interrupted, match="stopped at version 2 of 2"):
-        beside.do_one(planned.label, partial(compare._run_one, planned))
+    kind, error = led.outcome(partial(compare._run_one, planned), news.append)
+    assert kind == "has failed"
+    assert isinstance(error, Interrupted)
+    assert "stopped at version 2 of 2" in str(error)
+    assert [told.version for kind, told in news if kind == "stands"][-1] == 2
     assert list((tmp_path / "one").glob("checkpoint-*"))

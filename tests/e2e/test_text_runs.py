@@ -20,7 +20,7 @@ from fedecho.cli import app
 from fedecho.core.capture import Precision
 from fedecho.core.types import Dispatch
 from fedecho.distill.token_student import student_for
-from fedecho.experiments import state
+from fedecho.experiments import signals, state
 from fedecho.experiments.build import bound_network
 from fedecho.experiments.config import differences, to_config
 from fedecho.experiments.gpu import GpuParts
@@ -205,6 +205,18 @@ def test_tables_name_every_stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "[1] tiny-llama in place of Qwen2.5-1.5B-Instruct\n[2] gsm8k-train in place of MathInstruct\n" in stripped(text)
     marks = {line.split("  ")[1]: line.split("  ")[-1] for line in stripped(text).splitlines() if line.endswith("]")}
     assert marks == {"before training": "[1 2 3]", "FedBuff": "[1 2 3 4 5 6 7]"}, "once below, by number in the rows"
+
+
+def test_a_model_that_is_judged_as_it_is_can_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(signals, "_leader", lambda: True)
+    small = ["task.model=tiny-llama", "task.max_new_tokens=2", "task.num_clients=6", "task.num_unlabeled=6"]
+    settings = [word for setting in small for word in ("--set", setting)]
+    only = ["--only", "before", "--only", "smollm2-135m-5-versions", "--seeds", "0"]
+    made = CliRunner().invoke(app, ["table", "gsm8k", *only, "--executor", "serial", "--results", "mine", *settings])
+    assert made.exit_code == 130, made.output
+    assert "stopped before the model was judged" in made.stderr
+    assert not list(tmp_path.rglob("*.json"))
 
 
 def stripped(text: str) -> str:

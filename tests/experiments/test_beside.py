@@ -1,18 +1,32 @@
-"""Work beside other work, and what is said when memory does not suffice."""
+"""Work beside other work: who fails, who is killed, who is told to stop, and who finds too little memory."""
 
 import os
+import pickle
 import signal
+import subprocess
+import sys
 import time
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 
-from fedecho.experiments.beside import Say, Tell, beside
+from fedecho.experiments import signals
+from fedecho.experiments.beside import beside
+from fedecho.experiments.led import Say, Tell
 from fedecho.experiments.run import Interrupted
-from fedecho.experiments.shortage import shortage
+from fedecho.experiments.shortage import ShortageError, shortage
 from fedecho.experiments.signals import stop_signals
 from fedecho.experiments.state import RunState
+from fedecho.simulation.executors.crew import WorkerError
+
+
+class StubbornError(Exception):
+    """One that does not travel."""
+
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"{one} and {two}")
 
 
 def _work(number: int, tell: Tell, say: Say) -> int:
@@ -21,23 +35,40 @@ def _work(number: int, tell: Tell, say: Say) -> int:
     return number * number
 
 
-def _killed(tell: Tell, say: Say) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _wrong(tell: Tell, say: Say) -> None:
-    raise ValueError("a word of its own")
-
-
-def _until_stopped(tell: Tell, say: Say) -> None:
-    """Asked to stop it has much to say, more than a pipe holds that nobody reads."""
-
+def _until_stopped(folder: Path, tell: Tell, say: Say) -> None:
+    """Lively, and in good order: asked to stop it has much to say, more than a pipe holds that nobody reads."""
+    (folder / f"began-{os.getpid()}").touch()
     with stop_signals(say) as asked:
         while not asked():
             tell(RunState(3))
-            time.sleep(0.1)
+            time.sleep(0.02)
     say("x" * 1_000_000)
+    (folder / f"kept-{os.getpid()}").touch()
     raise Interrupted("asked to stop")
+
+
+def _once_they_work(folder: Path, number: int, then: Exception | signal.Signals, tell: Tell, say: Say) -> None:
+    while len(list(folder.glob("began-*"))) < number:
+        time.sleep(0.02)
+    if isinstance(then, Exception):
+        raise then
+    os.kill(os.getpid(), then)
+    time.sleep(60)
+
+
+def _for_want_of_memory(folder: Path, how: str, tell: Tell, say: Say) -> str:
+    """It fails for as long as another is at work."""
+    if how == "for ever" or not (folder / "over").exists():
+        if how == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise MemoryError if how == "python" else ShortageError("others hold it")
+    return "done"
+
+
+def _at_work_for_a_while(folder: Path, tell: Tell, say: Say) -> str:
+    time.sleep(1)
+    (folder / "over").touch()
+    return "done"
 
 
 def _ignore(*_: object) -> None:
@@ -54,15 +85,81 @@ def test_results_news_and_words_come_by_label() -> None:
     assert sorted(said) == [f"work {number}: I am number {number}" for number in range(3)]
 
 
-def test_a_process_that_is_killed_ends_all_with_a_word() -> None:
-    with pytest.raises(Interrupted, match=r"ended without a word.*the same command goes on"):
-        beside({"one": _killed, "two": _killed}, jobs=1, see=_ignore, say=_ignore)
+@pytest.mark.parametrize(
+    ("then", "error", "words"),
+    [
+        (ValueError("a word of its own"), ValueError, "a word of its own"),
+        (StubbornError(1, 2), RuntimeError, "StubbornError: 1 and 2"),
+        (signal.SIGSEGV, WorkerError, r"ends: its process ended without a word \(SIGSEGV\); the same command goes on"),
+    ],
+)
+def test_one_that_fails_ends_the_others_in_good_order(
+    tmp_path: Path, then: Exception | signal.Signals, error: type[Exception], words: str
+) -> None:
+    """Though they would go on for ever, and have more to say than anybody listens to."""
+    others = {f"other {number}": partial(_until_stopped, tmp_path) for number in range(2)}
+    works = others | {"ends": partial(_once_they_work, tmp_path, 2, _packed(then)), "never": _ignore}
+    with pytest.raises(error, match=words):
+        beside(works, jobs=3, see=_ignore, say=_ignore)
+    assert len(list(tmp_path.glob("kept-*"))) == 2
 
 
-def test_an_error_stops_the_others_and_is_told_at_once() -> None:
-    """Though one that began before it would go on for ever."""
-    with pytest.raises(ValueError, match="a word of its own"):
-        beside({"endless": _until_stopped, "wrong": _wrong}, jobs=2, see=_ignore, say=_ignore)
+def _packed(then: Exception | signal.Signals) -> "Exception | signal.Signals | _Made":
+    return _Made() if isinstance(then, StubbornError) else then
+
+
+class _Made(Exception):  # noqa: N818
+    """Travels as itself and arrives as the stubborn one: it must be raised over there."""
+
+    def __reduce__(self) -> tuple[type, tuple[int, int]]:
+        return StubbornError, (1, 2)
+
+
+def test_what_does_not_travel_does_not() -> None:
+    with pytest.raises(TypeError):
+        pickle.loads(pickle.dumps(StubbornError(1, 2)))  # noqa: S301
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_request_to_all_processes_is_one(tmp_path: Path, number: signal.Signals) -> None:
+    """In a session of its own, where one has done its work and waits for nothing any more."""
+    here = Path(__file__)
+    script = (
+        f"import sys; sys.path.insert(0, {str(here.parent)!r}); import {here.stem}; {here.stem}.two_long({str(tmp_path)!r})"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    while len(list(tmp_path.glob("began-*"))) < 2:
+        assert process.poll() is None
+        time.sleep(0.02)
+    os.killpg(process.pid, number)
+    os.killpg(process.pid, number)  # as `timeout` does
+    said, _ = process.communicate(timeout=120)
+    assert said == "stopped; the same command goes on where it was\n"
+    assert len(list(tmp_path.glob("kept-*"))) == 2
+
+
+def two_long(folder: str) -> None:
+    works = {"short": partial(_work, 3), **{f"long {n}": partial(_until_stopped, Path(folder)) for n in range(2)}}
+    try:
+        beside(works, jobs=3, see=_ignore, say=_ignore)
+    except Interrupted as stopped:
+        print(stopped)
+
+
+@pytest.mark.parametrize("how", ["python", "gpu", "killed"])
+def test_what_finds_too_little_memory_is_put_back_and_fewer_go_on(tmp_path: Path, how: str) -> None:
+    said: list[str] = []
+    works = {"large": partial(_at_work_for_a_while, tmp_path), "second": partial(_for_want_of_memory, tmp_path, how)}
+    assert beside(works, jobs=2, see=_ignore, say=said.append) == {"large": "done", "second": "done"}
+    assert len(said) == 1
+    assert said[0].startswith("second: ")
+    assert said[0].endswith("it is put back, and 1 at a time go on")
+
+
+def test_what_finds_too_little_memory_alone_fails(tmp_path: Path) -> None:
+    works = {"large": partial(_at_work_for_a_while, tmp_path), "second": partial(_for_want_of_memory, tmp_path, "for ever")}
+    with pytest.raises(ShortageError, match="others hold it"):
+        beside(works, jobs=2, see=_ignore, say=_ignore)
 
 
 @pytest.mark.parametrize(
@@ -70,13 +167,25 @@ def test_an_error_stops_the_others_and_is_told_at_once() -> None:
     [
         (MemoryError(), "not enough memory: no more could be had"),
         (torch.OutOfMemoryError("CUDA out of memory. Tried\nand more"), "not enough memory: CUDA out of memory. Tried"),
-        (
-            RuntimeError("DefaultCPUAllocator: can't allocate memory"),
-            "not enough memory: DefaultCPUAllocator: can't allocate memory",
-        ),
+        (RuntimeError("can't allocate memory: 9"), "not enough memory: can't allocate memory: 9"),
+        (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED in x"), "not enough memory: CUBLAS_STATUS_ALLOC_FAILED in x"),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), ""),
         (RuntimeError("shapes differ"), ""),
         (ValueError("memory must be cpu or file"), ""),
     ],
+    ids=str,
 )
 def test_want_of_memory_is_told_from_other_faults(error: Exception, said: str) -> None:
     assert shortage(error) == said
+
+
+def test_the_second_request_ends_at_once_unless_it_comes_with_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    with stop_signals(said.append) as asked:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        assert asked()
+        assert len(said) == 1
+        monkeypatch.setattr(signals, "AGAIN_S", 0.0)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)

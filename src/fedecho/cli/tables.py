@@ -27,7 +27,6 @@ from fedecho.cli.console import (
     check_jobs,
     err,
     execution_options,
-    fail,
     friendly,
     names,
     numbers,
@@ -89,7 +88,7 @@ def table(
         _check_choices(name, form, show, dry_run, results)
         paper, chosen = replace(TABLES[name], own=tuple(settings or ())), numbers(seeds, "--seeds")
         cells = _picked(paper, chosen, only or [], without or [])
-        missing, failed = _missing(cells, results), []
+        missing = _missing(cells, results)
         options, at_once = execution_options(executor, workers, precision, deterministic, device, address), check_jobs(jobs)
         if dry_run:
             _announce(paper, missing, results, chosen)
@@ -98,11 +97,9 @@ def table(
             usable(results)
             filling = Filling(results=results, runs=runs, options=options, checkpoint_s=checkpoint_every)
             with LiveProgress(err) as progress:
-                failed = fill(filling, missing, jobs=at_once, see=progress.update, say=say)
+                fill(filling, missing, jobs=at_once, see=progress.update, say=say)
         picked = tuple(seed for seed in chosen if any(cell.seed == seed for cell in cells))
         _show(View(_narrowed(paper, cells), results, picked, by_seed), form)
-        if failed:
-            fail(f"did not come to their end: {', '.join(failed)}; the same command goes on with them", 2)
 
 
 def cost(

@@ -1,135 +1,161 @@
-"""Many pieces of work beside each other, a process each: their news come to one place, and one stop is for all."""
+"""Many pieces of work beside each other, in processes that are led from here: a pipe each, and nothing shared."""
 
 import multiprocessing
-import os
 import signal
-import threading
-import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
-from multiprocessing.connection import wait
-from multiprocessing.queues import Queue
-from multiprocessing.synchronize import Event
-from queue import Empty
-from typing import Any, TypeVar
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from multiprocessing.resource_tracker import ensure_running
+from typing import Any, Generic, TypeVar
 
+from fedecho.experiments.led import Say, Tell, serve
 from fedecho.experiments.run import Interrupted
-from fedecho.experiments.signals import ask_to_stop
+from fedecho.experiments.shortage import shortage
+from fedecho.experiments.signals import LED, stop_signals
 from fedecho.experiments.state import RunState
-from fedecho.simulation.executors.worker import deaf_children
+from fedecho.simulation.executors.crew import WorkerError
 
 See = Callable[[str, RunState], None]
-Say = Callable[[str], None]
-Tell = Callable[[RunState], None]
 T = TypeVar("T")
-NEWS_EVERY_S = 0.2
 GO_ON = "the same command goes on where it was"
+LOOK_EVERY_S = 0.2
+LEAVES_IN_S = 10.0
 
 
 def beside(works: Mapping[str, Callable[[Tell, Say], T]], *, jobs: int, see: See, say: Say) -> dict[str, T]:
-    """Do all the work, ``jobs`` at a time; the first that fails ends the others, which can go on later.
+    """Do all the work, ``jobs`` at a time. What each tells and says is passed on by its label.
 
-    A piece of work tells how it stands and says what it has to say; ``see`` and ``say`` hear it here, by its label.
+    The first that fails ends the others, in good order: they can go on later. What finds too little memory beside the others is
+    put back, and one process fewer goes on.
     """
-    context = multiprocessing.get_context("spawn")
-    news: Queue[Any] = context.Queue()
-    stop = context.Event()
-    with (
-        _terminated_as_interrupted(),
-        ProcessPoolExecutor(min(jobs, len(works)), context, initializer=_listen, initargs=(news, stop)) as pool,
-    ):
-        with deaf_children():
-            futures = {label: pool.submit(do_one, label, work) for label, work in works.items()}
+    crowd = _Crowd(works, see, say)
+    try:
+        with stop_signals(say) as asked:
+            with _born_deaf():
+                crowd.hire(min(jobs, len(works)))
+            crowd.work(asked)
+    finally:
+        crowd.dismiss()
+    if crowd.error is not None:
+        raise crowd.error
+    return {label: crowd.done[label] for label in works}
+
+
+@dataclass
+class _Worker:
+    process: SpawnProcess
+    pipe: Connection
+    label: str = ""
+    """What it works on."""
+
+    def send(self, order: Any) -> None:
+        with suppress(OSError):  # it has ended; its pipe will tell
+            self.pipe.send(order)
+
+
+class _Crowd(Generic[T]):
+    def __init__(self, works: Mapping[str, Callable[[Tell, Say], T]], see: See, say: Say) -> None:
+        self.works, self.see, self.say = works, see, say
+        self.left = deque(works)
+        self.workers: list[_Worker] = []
+        self.done: dict[str, T] = {}
+        self.error: BaseException | None = None
+
+    def hire(self, number: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        for _ in range(number):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=serve, args=(theirs,))
+            process.start()
+            theirs.close()
+            self.workers.append(_Worker(process, ours))
+            self._give(self.workers[-1])
+
+    def work(self, asked: Callable[[], bool]) -> None:
+        """Until everybody has ended: what was asked to stop still has something to say."""
+        while self.workers:
+            if asked() and self.error is None:
+                self._end(Interrupted(f"stopped; {GO_ON}"))
+            ready = wait([worker.pipe for worker in self.workers], LOOK_EVERY_S)
+            for worker in [worker for worker in self.workers if worker.pipe in ready]:
+                self._hear(worker)
+
+    def dismiss(self) -> None:
+        """Whoever is still there, asked twice to stop or because of an error here, ends at once."""
+        for worker in self.workers:
+            worker.process.kill()
+            worker.process.join()
+            worker.pipe.close()
+
+    def _hear(self, worker: _Worker) -> None:
         try:
-            _follow(list(futures.values()), news, see, say)
-            return {label: future.result() for label, future in futures.items()}
-        except BaseException as error:
-            stop.set()
-            pool.shutdown(wait=True, cancel_futures=True)
-            if isinstance(error, BrokenProcessPool):
-                raise Interrupted(f"a process ended without a word, killed for want of memory perhaps; {GO_ON}") from None
-            if isinstance(error, KeyboardInterrupt | Interrupted):
-                raise Interrupted(f"stopped; {GO_ON}") from None
-            raise
+            kind, told = worker.pipe.recv()
+        except (EOFError, OSError):
+            self._lose(worker)
+            return
+        if kind == "stands":
+            self.see(worker.label, told)
+        elif kind == "says":
+            self.say(f"{worker.label}: {told}")
+        elif kind == "has done":
+            self.done[worker.label] = told
+            self._give(worker)
+        elif shortage(told):
+            self._put_back(worker, told)
+        else:
+            self._end(told)
+            self._give(worker)
+
+    def _give(self, worker: _Worker) -> None:
+        """The next piece of work, or none: then the worker ends, and its pipe with it."""
+        worker.label = self.left.popleft() if self.left and self.error is None else ""
+        worker.send((worker.label, self.works[worker.label]) if worker.label else None)
+
+    def _lose(self, worker: _Worker) -> None:
+        worker.process.join(LEAVES_IN_S)
+        worker.process.kill()  # of what it had to do nothing is left
+        worker.process.join()
+        worker.pipe.close()
+        self.workers.remove(worker)
+        if not worker.label:
+            return
+        code = worker.process.exitcode or 0
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        lost = WorkerError(f"{worker.label}: its process ended without a word ({how}); {GO_ON}")
+        if code == -signal.SIGKILL:  # what a system does that has no memory left
+            self._put_back(worker, lost)
+        else:
+            self._end(lost)
+
+    def _put_back(self, worker: _Worker, error: BaseException) -> None:
+        """Its process goes, and gives back what it holds; alone it would only fail again."""
+        others = [other for other in self.workers if other is not worker and other.label]
+        if self.error is None and others:
+            why = shortage(error) or "its process was killed, for want of memory perhaps"
+            self.say(f"{worker.label}: {why}: it is put back, and {len(others)} at a time go on")
+            self.left.append(worker.label)
+        else:
+            self._end(error)
+        worker.label = ""
+        worker.send(None)
+
+    def _end(self, error: BaseException) -> None:
+        """All that work are told to stop. What is told of first is why."""
+        if self.error is None:
+            self.error = error
+        for worker in self.workers:
+            worker.send(None)
 
 
 @contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM, which a batch system or a container sends, is Ctrl-C here: it stops all in good order."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+def _born_deaf() -> Iterator[None]:
+    """Processes started inside hear of no signal before they know what to do with it; what comes here meanwhile comes after."""
+    ensure_running()  # it would start with the first process, and take the mask away
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, LED)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _follow(futures: list[Future[Any]], news: "Queue[Any]", see: See, say: Say) -> None:
-    """Pass the news on until all is done, or something has failed: then that, whatever else is still at work."""
-    while True:
-        failed = next((future for future in futures if future.done() and future.exception()), None)
-        over = failed is not None or all(future.done() for future in futures)
-        try:
-            while True:
-                label, told = news.get(timeout=0.05 if over else 0.2)
-                say(f"{label}: {told}") if isinstance(told, str) else see(label, told)
-        except Empty:
-            if failed is not None:
-                failed.result()
-            if over:
-                return
-
-
-_news: "Queue[Any] | None" = None
-_stop: Event | None = None
-_orphaned, _at_work = threading.Event(), threading.Lock()
-
-
-def _listen(news: "Queue[Any]", stop: Event) -> None:
-    """In a worker: where to send its news, and how it hears that all shall stop."""
-    global _news, _stop
-    _news, _stop = news, stop
-    news.cancel_join_thread()  # once all shall stop nobody reads, and who waits for a full pipe never ends
-    threading.Thread(target=_watch_parent, daemon=True).start()
-
-
-def _watch_parent() -> None:
-    """A parent that was killed leaves workers behind that nobody would ever end: they keep what they have, and go."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        _orphaned.set()
-        with _at_work:
-            os._exit(1)
-
-
-def do_one(label: str, work: Callable[[Tell, Say], T]) -> T:
-    """In a worker: one piece of work. It is asked to stop where it tells how it stands."""
-    told = 0.0
-
-    def say(text: str) -> None:
-        if _news is not None:
-            _news.put((label, text))
-
-    def tell(state: RunState) -> None:
-        nonlocal told
-        now = time.monotonic()
-        if now - told > NEWS_EVERY_S or state.done:
-            told = now
-            if _news is not None:
-                _news.put((label, state))
-            if _shall_stop():
-                ask_to_stop()
-
-    with _at_work:
-        if _shall_stop():
-            raise Interrupted("stopped before it began")
-        return work(tell, say)
-
-
-def _shall_stop() -> bool:
-    return _orphaned.is_set() or (_stop is not None and _stop.is_set())
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

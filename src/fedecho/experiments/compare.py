@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from fedecho.core.checkpoint import write_atomically
-from fedecho.experiments.beside import Say, See, Tell, beside
+from fedecho.experiments.beside import See, beside
 from fedecho.experiments.execution import Execution, check_same_arithmetic
 from fedecho.experiments.experiment import Experiment
 from fedecho.experiments.identity import check_same, config_of, is_finished
+from fedecho.experiments.led import Say, Tell
 from fedecho.experiments.record import RECORD, read_header
 from fedecho.experiments.run import simulate
 from fedecho.experiments.standstill import DivergedError

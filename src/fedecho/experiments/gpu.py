@@ -24,6 +24,7 @@ from fedecho.distill.token_student import student_for
 from fedecho.experiments.execution import SLOTS
 from fedecho.experiments.experiment import Experiment
 from fedecho.experiments.products import wrong_products
+from fedecho.experiments.shortage import ShortageError
 from fedecho.learning.descent import update_of
 from fedecho.learning.replayed import ReplayedSteps
 from fedecho.learning.trainer import Trainer
@@ -226,17 +227,17 @@ def the_gpu() -> torch.device:
         device = torch.device("cuda", torch.cuda.current_device())
         torch.zeros(1, device=device)  # here CUDA really starts
     except RuntimeError as error:
-        raise ValueError(_refused(str(error))) from None
+        raise _refused(str(error)) from None
     if wrong := wrong_products(device):
         raise ValueError(f"the GPU cannot be used: {wrong}")
     return device
 
 
-def _refused(error: str) -> str:
+def _refused(error: str) -> ValueError:
     """Why CUDA did not start, in one line."""
     if "busy or unavailable" not in error and "out of memory" not in error:
-        return f"the GPU cannot be used: {(error.strip().splitlines() or ['no reason given'])[0]}"
-    return (
+        return ValueError(f"the GPU cannot be used: {(error.strip().splitlines() or ['no reason given'])[0]}")
+    return ShortageError(
         "the GPU takes no further process: others hold it, exclusively or all of its memory, or have used up the connections "
         f"that MPS shares out (lower {CONNECTIONS}, now {os.environ.get(CONNECTIONS)}, for all of them, or run fewer at once)"
     )

@@ -10,17 +10,18 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedecho.core.breaks import watched
 from fedecho.core.checkpoint import write_atomically
 from fedecho.experiments.build import assembled, one_thread
 from fedecho.experiments.config import ConfigError, differences, from_config, to_config
 from fedecho.experiments.execution import Execution, check_same_arithmetic
 from fedecho.experiments.experiment import Experiment
 from fedecho.experiments.identity import check_same, config_of, header_of, is_finished, notes_of
+from fedecho.experiments.judge import Judge
 from fedecho.experiments.paper import Cell
 from fedecho.experiments.record import RECORD, Line, read_header, read_record
-from fedecho.experiments.run import CHECKPOINT_S, simulate
+from fedecho.experiments.run import CHECKPOINT_S, Interrupted, simulate
 from fedecho.experiments.shared_cells import first_of
+from fedecho.experiments.signals import stop_signals
 from fedecho.experiments.standstill import DivergedError
 from fedecho.experiments.state import Watch
 from fedecho.experiments.summary import LAST, Summary
@@ -130,7 +131,7 @@ def run_cell(
     """Run a cell, or go on with it where it was stopped, and keep its result."""
     experiment, folder = cell.experiment(), run_folder(runs, cell)
     if cell.row.untrained:
-        return _kept(results, cell, _untrained(cell, experiment, Execution(**options), watch))
+        return _kept(results, cell, _untrained(cell, experiment, Execution(**options), watch, say))
     resume = (folder / RECORD).exists()
     if resume:
         check_same_arithmetic(folder, read_header(folder)["execution"], Execution(**options))
@@ -164,12 +165,15 @@ def _so_far(folder: Path) -> dict[str, Any]:
     return {"num_versions": max((line["version"] for line in read_record(folder) if line["event"] == "version"), default=0)}
 
 
-def _untrained(cell: Cell, experiment: Experiment, execution: Execution, watch: Watch | None) -> CellResult:
+def _untrained(
+    cell: Cell, experiment: Experiment, execution: Execution, watch: Watch | None, say: Callable[[str], None]
+) -> CellResult:
     """The model as it was, evaluated once."""
     began = time.perf_counter()
-    with one_thread(), assembled(experiment, execution) as simulation:
-        with watched(getattr(watch, "evaluating", lambda done, total: None)):
-            scores = simulation.evaluate()
+    with one_thread(), assembled(experiment, execution) as simulation, stop_signals(say) as stop:
+        scores = Judge(simulation, watch, stop).scores()
+        if scores is None:
+            raise Interrupted("stopped before the model was judged; the same command begins that again")
         header = header_of(simulation, config_of(experiment), simulation.execution.described())
     accuracy, real_s = scores["accuracy"], round(time.perf_counter() - began, 3)
     summary = {"num_versions": 0, "last10_accuracy": accuracy, "final_accuracy": accuracy, "scores": scores, "real_s": real_s}

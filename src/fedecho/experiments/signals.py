@@ -2,40 +2,51 @@
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-_asked: threading.Event | None = None
-"""Of the run in this process's main thread."""
+AGAIN_S = 1.0
+"""Within so many seconds the same request may come twice: `timeout` sends its signal to a process and to its group."""
+
+LED = {signal.SIGINT, signal.SIGTERM}
+_leader: Callable[[], bool] | None = None
 
 
-def ask_to_stop() -> None:
-    """As the first Ctrl-C would; asked again, whether by this or by a signal to all of a terminal's processes, nothing changes."""
-    if _asked is not None:
-        _asked.set()
+def be_led(asked: Callable[[], bool]) -> None:
+    """Another process says by ``asked`` whether the runs of this one shall stop. What a terminal or a batch system sends to all
+    of them is then the other's business."""
+    global _leader
+    _leader = asked
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, frame: None)  # processes started from here are to hear it again
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, LED)
 
 
 @contextmanager
 def stop_signals(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
     """The first Ctrl-C (or SIGTERM) asks for a stop between two moments; the second one interrupts at once."""
-    global _asked
-    asked, others = threading.Event(), _asked
+    if _leader is not None:
+        yield _leader
+        return
+    asked, asked_at = threading.Event(), 0.0
     if threading.current_thread() is not threading.main_thread():
         yield asked.is_set
         return
 
     def ask(number: int, frame: FrameType | None) -> None:
-        if asked.is_set():
+        nonlocal asked_at
+        if not asked.is_set():
+            asked_at = time.monotonic()
+            asked.set()
+            say("stopping after the client that is training now, or within the evaluation; once more to stop at once")
+        elif time.monotonic() - asked_at > AGAIN_S:
             raise KeyboardInterrupt
-        asked.set()
-        say("stopping after the client that is training now, or within the evaluation; once more to stop at once")
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    _asked = asked
+    before = {number: signal.signal(number, ask) for number in LED}
     try:
         yield asked.is_set
     finally:
-        _asked = others
         for number, handler in before.items():
             signal.signal(number, handler)
