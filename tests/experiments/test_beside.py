@@ -1,10 +1,12 @@
 """Work beside other work: who fails, who is killed, who is told to stop, and who finds too little memory."""
 
+import multiprocessing
 import os
 import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -12,9 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedecho.experiments import beside as beside_
 from fedecho.experiments import signals
 from fedecho.experiments.beside import beside
-from fedecho.experiments.led import Say, Tell
+from fedecho.experiments.led import Say, Tell, outcome
 from fedecho.experiments.run import Interrupted
 from fedecho.experiments.shortage import ShortageError, shortage
 from fedecho.experiments.signals import stop_signals
@@ -59,15 +62,33 @@ def _once_they_work(folder: Path, number: int, then: Exception | signal.Signals,
 def _for_want_of_memory(folder: Path, how: str, tell: Tell, say: Say) -> str:
     """It fails for as long as another is at work."""
     if how == "for ever" or not (folder / "over").exists():
+        (folder / "tried").touch()
         if how == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         raise MemoryError if how == "python" else ShortageError("others hold it")
     return "done"
 
 
-def _at_work_for_a_while(folder: Path, tell: Tell, say: Say) -> str:
-    time.sleep(1)
+def _at_work_until_another_tried(folder: Path, tell: Tell, say: Say) -> str:
+    while not (folder / "tried").exists():
+        time.sleep(0.02)
+    time.sleep(0.5)
     (folder / "over").touch()
+    return "done"
+
+
+def _too_large_for_two(folder: Path, tell: Tell, say: Say) -> str:
+    """Both fail together, and each fits alone."""
+    (folder / f"tried-{os.getpid()}").touch()
+    while len(list(folder.glob("tried-*"))) < 2:
+        time.sleep(0.02)
+    if len(list(folder.glob("tried-*"))) == 2:
+        raise MemoryError
+    return "done"
+
+
+def _does_not_leave(tell: Tell, say: Say) -> str:
+    threading.Thread(target=time.sleep, args=(600,)).start()
     return "done"
 
 
@@ -133,6 +154,8 @@ def test_a_request_to_all_processes_is_one(tmp_path: Path, number: signal.Signal
         time.sleep(0.02)
     os.killpg(process.pid, number)
     os.killpg(process.pid, number)  # as `timeout` does
+    for path in tmp_path.glob("began-*"):  # as a batch system does
+        os.kill(int(path.name.removeprefix("began-")), number)
     said, _ = process.communicate(timeout=120)
     assert said == "stopped; the same command goes on where it was\n"
     assert len(list(tmp_path.glob("kept-*"))) == 2
@@ -149,7 +172,7 @@ def two_long(folder: str) -> None:
 @pytest.mark.parametrize("how", ["python", "gpu", "killed"])
 def test_what_finds_too_little_memory_is_put_back_and_fewer_go_on(tmp_path: Path, how: str) -> None:
     said: list[str] = []
-    works = {"large": partial(_at_work_for_a_while, tmp_path), "second": partial(_for_want_of_memory, tmp_path, how)}
+    works = {"large": partial(_at_work_until_another_tried, tmp_path), "second": partial(_for_want_of_memory, tmp_path, how)}
     assert beside(works, jobs=2, see=_ignore, say=said.append) == {"large": "done", "second": "done"}
     assert len(said) == 1
     assert said[0].startswith("second: ")
@@ -157,9 +180,35 @@ def test_what_finds_too_little_memory_is_put_back_and_fewer_go_on(tmp_path: Path
 
 
 def test_what_finds_too_little_memory_alone_fails(tmp_path: Path) -> None:
-    works = {"large": partial(_at_work_for_a_while, tmp_path), "second": partial(_for_want_of_memory, tmp_path, "for ever")}
+    works = {
+        "large": partial(_at_work_until_another_tried, tmp_path),
+        "second": partial(_for_want_of_memory, tmp_path, "for ever"),
+    }
+    said: list[str] = []
     with pytest.raises(ShortageError, match="others hold it"):
-        beside(works, jobs=2, see=_ignore, say=_ignore)
+        beside(works, jobs=2, see=_ignore, say=said.append)
+    assert said == ["second: others hold it: it is put back, and 1 at a time go on"]
+
+
+def test_two_that_fit_alone_are_done_one_after_the_other(tmp_path: Path) -> None:
+    works = {name: partial(_too_large_for_two, tmp_path) for name in ("one", "two")}
+    assert beside(works, jobs=2, see=_ignore, say=_ignore) == {"one": "done", "two": "done"}
+
+
+def test_a_process_that_does_not_leave_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beside_, "LEAVES_IN_S", 0.5)
+    assert beside({"one": _does_not_leave}, jobs=1, see=_ignore, say=_ignore) == {"one": "done"}
+    assert not multiprocessing.active_children()
+
+
+def test_an_order_that_cannot_be_read_says_why() -> None:
+    class Unreadable:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return open, ("/nowhere/at/all",)
+
+    kind, error = outcome(pickle.dumps(Unreadable()), _ignore)
+    assert kind == "has failed"
+    assert isinstance(error, FileNotFoundError)
 
 
 @pytest.mark.parametrize(
@@ -169,6 +218,12 @@ def test_what_finds_too_little_memory_alone_fails(tmp_path: Path) -> None:
         (torch.OutOfMemoryError("CUDA out of memory. Tried\nand more"), "not enough memory: CUDA out of memory. Tried"),
         (RuntimeError("can't allocate memory: 9"), "not enough memory: can't allocate memory: 9"),
         (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED in x"), "not enough memory: CUBLAS_STATUS_ALLOC_FAILED in x"),
+        (OSError(12, "Cannot allocate memory"), "not enough memory: [Errno 12] Cannot allocate memory"),
+        (
+            WorkerError("training of client 3 failed: MemoryError"),
+            "not enough memory: training of client 3 failed: MemoryError",
+        ),
+        (WorkerError("client 3 lost 4 workers; out of memory? (exit code -11)"), ""),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), ""),
         (RuntimeError("shapes differ"), ""),
         (ValueError("memory must be cpu or file"), ""),

@@ -1,7 +1,9 @@
 """Many pieces of work beside each other, in processes that are led from here: a pipe each, and nothing shared."""
 
 import multiprocessing
+import pickle
 import signal
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -9,7 +11,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from multiprocessing.resource_tracker import ensure_running
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from fedecho.experiments.led import Say, Tell, serve
 from fedecho.experiments.run import Interrupted
@@ -23,6 +25,8 @@ T = TypeVar("T")
 GO_ON = "the same command goes on where it was"
 LOOK_EVERY_S = 0.2
 LEAVES_IN_S = 10.0
+NOTHING = b""
+"""No order: the end, or at work a request to stop."""
 
 
 def beside(works: Mapping[str, Callable[[Tell, Say], T]], *, jobs: int, see: See, say: Say) -> dict[str, T]:
@@ -34,8 +38,7 @@ def beside(works: Mapping[str, Callable[[Tell, Say], T]], *, jobs: int, see: See
     crowd = _Crowd(works, see, say)
     try:
         with stop_signals(say) as asked:
-            with _born_deaf():
-                crowd.hire(min(jobs, len(works)))
+            crowd.hire(min(jobs, len(works)))
             crowd.work(asked)
     finally:
         crowd.dismiss()
@@ -50,10 +53,18 @@ class _Worker:
     pipe: Connection
     label: str = ""
     """What it works on."""
+    alone: bool = False
+    """It was, when it took that."""
 
-    def send(self, order: Any) -> None:
+    def send(self, order: bytes) -> None:
         with suppress(OSError):  # it has ended; its pipe will tell
-            self.pipe.send(order)
+            self.pipe.send_bytes(order)
+
+    def leave(self, within_s: float) -> None:
+        self.process.join(within_s)
+        self.process.kill()
+        self.process.join()
+        self.pipe.close()
 
 
 class _Crowd(Generic[T]):
@@ -61,18 +72,21 @@ class _Crowd(Generic[T]):
         self.works, self.see, self.say = works, see, say
         self.left = deque(works)
         self.workers: list[_Worker] = []
+        self.leaving: list[_Worker] = []
         self.done: dict[str, T] = {}
         self.error: BaseException | None = None
 
     def hire(self, number: int) -> None:
         context = multiprocessing.get_context("spawn")
-        for _ in range(number):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=serve, args=(theirs,))
-            process.start()
-            theirs.close()
-            self.workers.append(_Worker(process, ours))
-            self._give(self.workers[-1])
+        with _born_deaf():
+            for _ in range(number):
+                ours, theirs = context.Pipe()
+                process = context.Process(target=serve, args=(theirs,))
+                process.start()
+                theirs.close()
+                self.workers.append(_Worker(process, ours))
+        for worker in self.workers:
+            self._give(worker)
 
     def work(self, asked: Callable[[], bool]) -> None:
         """Until everybody has ended: what was asked to stop still has something to say."""
@@ -82,13 +96,16 @@ class _Crowd(Generic[T]):
             ready = wait([worker.pipe for worker in self.workers], LOOK_EVERY_S)
             for worker in [worker for worker in self.workers if worker.pipe in ready]:
                 self._hear(worker)
+            if self.left and not self.workers and self.error is None:  # all that were left found too little memory at once
+                self.hire(1)
 
     def dismiss(self) -> None:
-        """Whoever is still there, asked twice to stop or because of an error here, ends at once."""
+        """Whoever is still at work, asked twice to stop or because of an error here, ends at once."""
         for worker in self.workers:
-            worker.process.kill()
-            worker.process.join()
-            worker.pipe.close()
+            worker.leave(0)
+        until = time.monotonic() + LEAVES_IN_S
+        for worker in self.leaving:
+            worker.leave(max(until - time.monotonic(), 0))
 
     def _hear(self, worker: _Worker) -> None:
         try:
@@ -105,6 +122,7 @@ class _Crowd(Generic[T]):
             self._give(worker)
         elif shortage(told):
             self._put_back(worker, told)
+            self._retire(worker)
         else:
             self._end(told)
             self._give(worker)
@@ -112,16 +130,16 @@ class _Crowd(Generic[T]):
     def _give(self, worker: _Worker) -> None:
         """The next piece of work, or none: then the worker ends, and its pipe with it."""
         worker.label = self.left.popleft() if self.left and self.error is None else ""
-        worker.send((worker.label, self.works[worker.label]) if worker.label else None)
+        worker.alone = len(self.workers) == 1
+        worker.send(pickle.dumps(self.works[worker.label]) if worker.label else NOTHING)
 
     def _lose(self, worker: _Worker) -> None:
-        worker.process.join(LEAVES_IN_S)
-        worker.process.kill()  # of what it had to do nothing is left
-        worker.process.join()
-        worker.pipe.close()
+        """Its pipe has ended."""
         self.workers.remove(worker)
         if not worker.label:
+            self.leaving.append(worker)
             return
+        worker.leave(LEAVES_IN_S)
         code = worker.process.exitcode or 0
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         lost = WorkerError(f"{worker.label}: its process ended without a word ({how}); {GO_ON}")
@@ -131,23 +149,27 @@ class _Crowd(Generic[T]):
             self._end(lost)
 
     def _put_back(self, worker: _Worker, error: BaseException) -> None:
-        """Its process goes, and gives back what it holds; alone it would only fail again."""
-        others = [other for other in self.workers if other is not worker and other.label]
-        if self.error is None and others:
+        """What it found too little memory for is tried again when others have ended; alone it would only fail again."""
+        if self.error is None and not worker.alone:
+            fewer = sum(bool(other.label) for other in self.workers if other is not worker)
             why = shortage(error) or "its process was killed, for want of memory perhaps"
-            self.say(f"{worker.label}: {why}: it is put back, and {len(others)} at a time go on")
+            self.say(f"{worker.label}: {why}: it is put back, and {max(fewer, 1)} at a time go on")
             self.left.append(worker.label)
         else:
             self._end(error)
-        worker.label = ""
-        worker.send(None)
+
+    def _retire(self, worker: _Worker) -> None:
+        """One that does not work any more is waited for: only then has it given back what it holds."""
+        worker.send(NOTHING)
+        worker.leave(LEAVES_IN_S)
+        self.workers.remove(worker)
 
     def _end(self, error: BaseException) -> None:
         """All that work are told to stop. What is told of first is why."""
         if self.error is None:
             self.error = error
         for worker in self.workers:
-            worker.send(None)
+            worker.send(NOTHING)
 
 
 @contextmanager

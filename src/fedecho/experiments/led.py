@@ -6,6 +6,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -14,25 +15,33 @@ from fedecho.experiments.state import RunState
 
 Say = Callable[[str], None]
 Tell = Callable[[RunState], None]
+News = tuple[str, Any]
+"""That it "stands" so, that it "says" a word, that it "has done" its work with a result, or "has failed" with an error."""
 NEWS_EVERY_S = 0.2
 
 
 def serve(pipe: Connection) -> None:
     """One piece of work after the other. While at work nothing comes but a stop, or the end of the pipe, which is one too."""
     be_led(pipe.poll)
-    with suppress(EOFError, OSError):
-        while (order := pipe.recv()) is not None:
-            _, work = order
-            pipe.send(outcome(work, pipe.send))
+    sending = threading.Lock()
+
+    def send(news: News) -> None:
+        with sending:  # sinks speak in threads of their own
+            pipe.send(news)
+
+    with pipe, suppress(EOFError, OSError):
+        while order := pipe.recv_bytes():
+            send(outcome(order, send))
 
 
-def outcome(work: Callable[[Tell, Say], Any], send: Callable[[tuple[str, Any]], None]) -> tuple[str, Any]:
-    """What came of it; on the way ``send`` has the news."""
-    told, sending = 0.0, threading.Lock()
+def outcome(order: bytes, send: Callable[[News], None]) -> News:
+    """What came of it; until then ``send`` has the news."""
+    told, over = 0.0, False
 
     def news(kind: str, what: Any) -> None:
-        with sending, suppress(OSError):  # who leads may be gone; sinks speak in threads of their own
-            send((kind, what))
+        if not over:
+            with suppress(OSError):  # who leads may be gone
+                send((kind, what))
 
     def tell(state: RunState) -> None:
         nonlocal told
@@ -41,13 +50,12 @@ def outcome(work: Callable[[Tell, Say], Any], send: Callable[[tuple[str, Any]], 
             told = now
             news("stands", state)
 
-    def say(text: str) -> None:
-        news("says", text)
-
     try:
-        return "has done", work(tell, say)
+        return "has done", pickle.loads(order)(tell, partial(news, "says"))  # noqa: S301 (our leader's)
     except BaseException as error:
         return "has failed", _portable(error)
+    finally:
+        over = True
 
 
 def _portable(error: BaseException) -> BaseException:

@@ -1,5 +1,6 @@
 """Ctrl-C and SIGTERM: a request to stop between two moments."""
 
+import os
 import signal
 import threading
 import time
@@ -15,12 +16,16 @@ _leader: Callable[[], bool] | None = None
 
 
 def be_led(asked: Callable[[], bool]) -> None:
-    """Another process says by ``asked`` whether the runs of this one shall stop. What a terminal or a batch system sends to all
-    of them is then the other's business."""
+    """Another process says by ``asked`` whether the runs of this one shall stop.
+
+    What a terminal or a batch system sends to all processes of a group is then the other's business, and does not reach those
+    that are started from here: what they do is not to end before the run has stopped.
+    """
     global _leader
     _leader = asked
+    os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda number, frame: None)  # processes started from here are to hear it again
+    signal.signal(signal.SIGTERM, lambda number, frame: None)  # not ignored, which would be inherited
     signal.pthread_sigmask(signal.SIG_UNBLOCK, LED)
 
 
