@@ -306,7 +306,7 @@ def test_a_run_that_is_led_keeps_its_last_evaluation_when_it_is_told_to_stop(
         real(done, total)
 
     monkeypatch.setattr(classification, "at", at)
-    kind, error = led.outcome(pickle.dumps(partial(compare._run_one, planned)), news.append)
+    kind, (error, _) = led.outcome(pickle.dumps(partial(compare._run_one, planned)), news.append)
     assert kind == "has failed"
     assert isinstance(error, Interrupted)
     assert "stopped at version 2 of 2" in str(error)

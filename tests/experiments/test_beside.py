@@ -120,9 +120,12 @@ def test_one_that_fails_ends_the_others_in_good_order(
     """Though they would go on for ever, and have more to say than anybody listens to."""
     others = {f"other {number}": partial(_until_stopped, tmp_path) for number in range(2)}
     works = others | {"ends": partial(_once_they_work, tmp_path, 2, _packed(then)), "never": _ignore}
-    with pytest.raises(error, match=words):
+    with pytest.raises(error, match=words) as raised:
         beside(works, jobs=3, see=_ignore, say=_ignore)
     assert len(list(tmp_path.glob("kept-*"))) == 2
+    if isinstance(then, Exception):
+        assert "in _once_they_work" in str(raised.value.__cause__), "where it was is told to whom a traceback is shown"
+        assert not hasattr(raised.value, "__notes__"), "and to nobody else"
 
 
 def _packed(then: Exception | signal.Signals) -> "Exception | signal.Signals | _Made":
@@ -206,7 +209,7 @@ def test_an_order_that_cannot_be_read_says_why() -> None:
         def __reduce__(self) -> tuple[object, tuple[str]]:
             return open, ("/nowhere/at/all",)
 
-    kind, error = outcome(pickle.dumps(Unreadable()), _ignore)
+    kind, (error, _) = outcome(pickle.dumps(Unreadable()), _ignore)
     assert kind == "has failed"
     assert isinstance(error, FileNotFoundError)
 

@@ -120,11 +120,16 @@ class _Crowd(Generic[T]):
         elif kind == "has done":
             self.done[worker.label] = told
             self._give(worker)
-        elif shortage(told):
-            self._put_back(worker, told)
+        else:
+            self._fail(worker, *told)
+
+    def _fail(self, worker: _Worker, error: BaseException, where: BaseException) -> None:
+        error.__cause__ = where
+        if shortage(error):
+            self._put_back(worker, error)
             self._retire(worker)
         else:
-            self._end(told)
+            self._end(error)
             self._give(worker)
 
     def _give(self, worker: _Worker) -> None:

@@ -16,7 +16,7 @@ from fedecho.experiments.state import RunState
 Say = Callable[[str], None]
 Tell = Callable[[RunState], None]
 News = tuple[str, Any]
-"""That it "stands" so, that it "says" a word, that it "has done" its work with a result, or "has failed" with an error."""
+"""That it "stands" so, "says" a word, "has done" its work with a result, or "has failed" with an error and where that was."""
 NEWS_EVERY_S = 0.2
 
 
@@ -58,12 +58,15 @@ def outcome(order: bytes, send: Callable[[News], None]) -> News:
         over = True
 
 
-def _portable(error: BaseException) -> BaseException:
-    """With its traceback as a note; in other words if it does not travel."""
-    where = "".join(traceback.format_exception(error))
+class ElsewhereError(Exception):
+    """Where in its process an error was raised: what a reader of a traceback wants to see beside it."""
+
+
+def _portable(error: BaseException) -> tuple[BaseException, ElsewhereError]:
+    """In other words if it does not travel as it is."""
+    where = ElsewhereError("".join(traceback.format_exception(error)))
     try:
-        travelled: BaseException = pickle.loads(pickle.dumps(error))  # noqa: S301 (ours)
+        pickle.loads(pickle.dumps(error))  # noqa: S301 (ours)
     except Exception:
-        travelled = RuntimeError(f"{type(error).__name__}: {error}")
-    travelled.add_note(where)
-    return travelled
+        return RuntimeError(f"{type(error).__name__}: {error}"), where
+    return error, where
