@@ -236,10 +236,17 @@ def test_a_capture_that_fails_leaves_a_gpu_that_works() -> None:
     torch.testing.assert_close(ours[0].delta, plain.delta, rtol=1e-4, atol=1e-6)
 
 
-def test_under_mps_few_connections_and_one_line_when_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_under_mps_few_connections_and_one_line_when_there_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: _raise("CUDA-capable device(s) is/are busy or unavailable\nmore"))
-    for pipe, given, wanted in (("", None, "32"), ("/pipe", None, "4"), ("/pipe", "8", "8"), ("", "2", "2")):
+    for pipe, listens, given, wanted in (
+        ("", False, None, "32"),
+        ("/pipe", False, None, "4"),
+        ("", True, None, "4"),  # a daemon at its usual place, where CUDA finds it without a word
+        ("/pipe", False, "8", "8"),
+        ("", True, "2", "2"),
+    ):
+        monkeypatch.setattr(gpu, "MPS_CONTROL", tmp_path if listens else tmp_path / "none")
         monkeypatch.setenv(gpu.MPS, pipe)
         monkeypatch.delenv(gpu.CONNECTIONS, raising=False)
         if given is not None:

@@ -2,10 +2,12 @@
 
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Set
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -214,12 +216,14 @@ def _why_not(task: Task, experiment: Experiment, module: nn.Module) -> str:
 
 
 MPS, CONNECTIONS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_DEVICE_MAX_CONNECTIONS"
+MPS_CONTROL = Path("/tmp/nvidia-mps/control")  # noqa: S108
+"""Where the daemon of MPS listens, and every CUDA program looks, when nobody named another folder."""
 
 
 def the_gpu() -> torch.device:
     # Read when CUDA starts: without more connections than 8, streams wait for each other; cuBLAS repeats its bytes only with this.
     # Under MPS all processes share some hundred connections: three with 32 each leave none for a fourth.
-    os.environ.setdefault(CONNECTIONS, "4" if os.environ.get(MPS) else "32")
+    os.environ.setdefault(CONNECTIONS, "4" if os.environ.get(MPS) or MPS_CONTROL.exists() else "32")
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if not torch.cuda.is_available():
         raise ValueError("training on cuda needs an NVIDIA GPU, and torch sees none here; use --executor serial or pool")
@@ -260,7 +264,8 @@ def gpu_settings(precision: Precision, device: torch.device) -> Iterator[None]:
     name = "recompile_limit" if hasattr(limits, "recompile_limit") else "cache_size_limit"  # the latter in torch 2.6
     setattr(limits, name, 128)
     try:
-        with attention, server_lane(device):
+        with attention, server_lane(device), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "TensorFloat32 tensor cores .* available but not enabled")  # that was asked for
             yield
     finally:
         cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, matmul.allow_tf32 = before
