@@ -101,7 +101,7 @@ def test_a_draw_that_leaves_somebody_empty_is_drawn_again(monkeypatch: pytest.Mo
 
 def test_a_split_that_cannot_be_found_is_given_up_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition, "MAX_DRAWS", 5)
-    with pytest.raises(ValueError, match=r"no Dirichlet\(0.001\) split of 30 examples .* in 5 draws: use fewer clients"):
+    with pytest.raises(ValueError, match=r"no Dirichlet\(0.001\) split of 30 examples .* in any of 5 draws: use fewer clients"):
         DirichletPartitioner(alpha=0.001).split(np.zeros(30), 20, 0)
 
 

@@ -1,5 +1,6 @@
 """Text tasks in replayed steps: as GpuParts puts them together, on the CPU and on a GPU where there is one."""
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -236,6 +237,15 @@ def test_a_capture_that_fails_leaves_a_gpu_that_works() -> None:
     torch.testing.assert_close(ours[0].delta, plain.delta, rtol=1e-4, atol=1e-6)
 
 
+def test_who_asks_for_fp32_is_not_advised_to_round_it() -> None:
+    """Warnings are errors here, as elsewhere in the tests; the text is that of torch's compiler."""
+    advice = "TensorFloat32 tensor cores for float32 matrix multiplication available but not enabled. Consider"
+    with gpu_settings(EXACT, torch.device("cpu")):
+        warnings.warn(advice, stacklevel=1)
+        with pytest.raises(UserWarning, match="something else"):
+            warnings.warn("something else", stacklevel=1)
+
+
 def test_under_mps_few_connections_and_one_line_when_there_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: _raise("CUDA-capable device(s) is/are busy or unavailable\nmore"))
@@ -246,7 +256,7 @@ def test_under_mps_few_connections_and_one_line_when_there_are_none(tmp_path: Pa
         ("/pipe", False, "8", "8"),
         ("", True, "2", "2"),
     ):
-        monkeypatch.setattr(gpu, "MPS_CONTROL", tmp_path if listens else tmp_path / "none")
+        monkeypatch.setattr(gpu, "MPS_CONTROL", str(tmp_path if listens else tmp_path / "none"))
         monkeypatch.setenv(gpu.MPS, pipe)
         monkeypatch.delenv(gpu.CONNECTIONS, raising=False)
         if given is not None:

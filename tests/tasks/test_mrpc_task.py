@@ -19,6 +19,7 @@ from transformers import (
     XLMRobertaConfig,
 )
 
+from fedecho import load, simulate
 from fedecho.data.pairs import Pair
 from fedecho.data.partition import IidPartitioner
 from fedecho.models.pretrained import longest
@@ -178,3 +179,18 @@ def test_what_stands_beside_the_numbers(task: MrpcTask) -> None:
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         MrpcTask(**wrong)
+
+
+@pytest.mark.parametrize("distilled", [False, True])
+def test_fedecho_whose_distillation_moves_nothing_is_fedbuff(
+    distilled: bool, world: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The student's dropout, the teachers' passes and the order of draws leave no trace in what clients learn."""
+    monkeypatch.setenv("FEDECHO_DATA", str(world))
+    small = ["task.model=tiny-bert", "task.unlabeled_size=8", "task.num_clients=6", "eval_every=3", "local.num_local_steps=2"]
+    plain = simulate(load("mrpc", algorithm="fedbuff", versions=3, settings=small))
+    rate = f"algorithm.distiller.distill_lr={1e-3 if distilled else 0.0}"
+    echo = simulate(load("mrpc", algorithm="fedecho", versions=3, settings=[*small, rate]))
+    assert (echo.summary.model_sha256 != plain.summary.model_sha256) == distilled
+    if not distilled:
+        assert echo.summary.arrivals_sha256 == plain.summary.arrivals_sha256

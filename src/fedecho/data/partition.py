@@ -43,7 +43,7 @@ class DirichletPartitioner:
                 return HeldParts.of(parts, num_clients)
         raise ValueError(
             f"no Dirichlet({self.alpha}) split of {len(labels)} examples gave each of {num_clients} clients "
-            f"{self.min_partition_size} in {MAX_DRAWS} draws: use fewer clients or a larger alpha"
+            f"at least {self.min_partition_size} in any of {MAX_DRAWS} draws: use fewer clients or a larger alpha"
         )
 
     def _draw(self, labels: NDArray[Any], num_clients: int, rng: np.random.Generator) -> Indices:
@@ -138,4 +138,4 @@ def _check(num_examples: int, num_parts: int, least: int) -> None:
     if num_parts < 1:
         raise ValueError(f"num_clients must be at least 1, got {num_parts}")
     if num_parts * least > num_examples:
-        raise ValueError(f"{num_examples} examples cannot fill {num_parts} parts of at least {least}")
+        raise ValueError(f"{num_examples} examples cannot fill {num_parts} parts of at least {least}: use fewer clients")

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Set
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -216,14 +215,14 @@ def _why_not(task: Task, experiment: Experiment, module: nn.Module) -> str:
 
 
 MPS, CONNECTIONS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_DEVICE_MAX_CONNECTIONS"
-MPS_CONTROL = Path("/tmp/nvidia-mps/control")  # noqa: S108
+MPS_CONTROL = "/tmp/nvidia-mps/control"  # noqa: S108
 """Where the daemon of MPS listens, and every CUDA program looks, when nobody named another folder."""
 
 
 def the_gpu() -> torch.device:
     # Read when CUDA starts: without more connections than 8, streams wait for each other; cuBLAS repeats its bytes only with this.
     # Under MPS all processes share some hundred connections: three with 32 each leave none for a fourth.
-    os.environ.setdefault(CONNECTIONS, "4" if os.environ.get(MPS) or MPS_CONTROL.exists() else "32")
+    os.environ.setdefault(CONNECTIONS, "4" if os.environ.get(MPS) or _listens() else "32")
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if not torch.cuda.is_available():
         raise ValueError("training on cuda needs an NVIDIA GPU, and torch sees none here; use --executor serial or pool")
@@ -235,6 +234,11 @@ def the_gpu() -> torch.device:
     if wrong := wrong_products(device):
         raise ValueError(f"the GPU cannot be used: {wrong}")
     return device
+
+
+def _listens() -> bool:
+    # Not Path.exists, which raises where the folder is another user's own; nor can CUDA then reach that daemon.
+    return os.access(MPS_CONTROL, os.F_OK)
 
 
 def _refused(error: str) -> ValueError:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from hashlib import sha256
 from inspect import signature
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -72,9 +73,10 @@ def _from_hub(name: str) -> Path:
         with quiet():
             return Path(download(name, allow_patterns=list(FILES)))
     except Exception as error:  # whatever its network library raises
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = shorten(first, 160, placeholder=" ...")
         raise ValueError(
-            f"there is no model folder {name}, and the hub did not give it ({reason[:120]}): check the name and the network "
+            f"there is no model folder {name}, and the hub did not give it ({reason}): check the name and the network "
             "(HF_HUB_OFFLINE=1 uses only what is cached), or set task.model to the folder of a saved copy"
         ) from None
 
@@ -99,6 +101,10 @@ def load_tokenizer(folder: Path, pad_token: str | None = None) -> Any:
     """The tokenizer, which must be able to pad."""
     with quiet(), _loading(folder, "its tokenizer"):
         tokenizer = library("transformers").AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):  # made up for want of files: it knows no word
+        raise ValueError(
+            f"{folder} holds no tokenizer: put the model's own beside its weights (tokenizer.json, vocab.txt or the like)"
+        )
     if pad_token is not None:
         if pad_token not in tokenizer.get_vocab():  # the unknown token itself may pad: GPT-2 has one token for everything
             raise ValueError(f"task.pad_token {pad_token!r} is not in the vocabulary of {folder}")
