@@ -26,21 +26,26 @@ def raw_gradient(module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return parameters_to_vector(torch.autograd.grad(loss, ordered(module))).detach()
 
 
-def loop(task: Blobs, c: Tensor | None, c_i: Tensor | None, optimizer: str) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """(x_s, y, the raw gradients on the way): y -= lr (g + c - c_i), or AdamW on g + c - c_i."""
+def loop(
+    task: Blobs, c: Tensor | None, c_i: Tensor | None, optimizer: str, **settings: float
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """(x_s, y, the raw gradients on the way): y -= lr (g + c - c_i), AdamW on g + c - c_i, or AdamW on g and -lr (c - c_i)."""
     module = network()
     start = parameters_to_vector(ordered(module)).detach().clone()
     shift = (torch.zeros(SIZE) if c is None else c) - (torch.zeros(SIZE) if c_i is None else c_i)
     y, seen = start.clone().requires_grad_(), []
-    adamw = torch.optim.AdamW([y], lr=LOCAL.client_lr, weight_decay=0.0)
+    adamw = torch.optim.AdamW([y], lr=LOCAL.client_lr, **{"weight_decay": 0.0, **settings})  # type: ignore[arg-type]
     for batch in task.batches:
         vector_to_parameters(y.detach(), ordered(module))
         seen.append(raw_gradient(module, batch))
         if optimizer == "sgd":
             y = y - LOCAL.client_lr * (seen[-1] + shift)
         else:
-            y.grad = seen[-1] + shift
+            y.grad = seen[-1] + shift if optimizer == "adamw" else seen[-1]
             adamw.step()
+            if optimizer == "adamw, its step":
+                with torch.no_grad():
+                    y -= LOCAL.client_lr * shift
     return start, y.detach(), seen
 
 
@@ -65,6 +70,38 @@ def test_adamw_steps_on_the_corrected_gradient_and_takes_the_mean_raw_one(c: Ten
     old = torch.zeros(SIZE) if c_i is None else c_i
     torch.testing.assert_close(start + update.delta, y, rtol=0, atol=2e-5)
     torch.testing.assert_close(update.correction, torch.stack(seen).mean(dim=0) - old, rtol=0, atol=1e-5)
+
+
+# A gradient that is nothing but rounding (of a bias before BatchNorm) is no direction: eps keeps AdamW from making it one.
+OWN = {"weight_decay": 0.1, "eps": 1e-2}
+STEP = replace(LOCAL, optimizer="adamw", corrected="step", **OWN)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("c", "c_i"), CASES, ids=NAMES)
+def test_adamw_corrected_in_its_step_goes_by_the_difference_and_takes_its_own_mean_step(
+    c: Tensor | None, c_i: Tensor | None
+) -> None:
+    """c_i' is what AdamW by itself made of the gradients, in units of lr: the difference that was added is taken out again."""
+    trainer = trainer_of(network(), STEP)
+    update = trainer.train(dispatch_of(network(), correction=c), c_i)
+    start, y, seen = loop(trainer.task, c, c_i, "adamw, its step", **OWN)
+    zero = torch.zeros(SIZE)
+    shift, old = (zero if c is None else c) - (zero if c_i is None else c_i), zero if c_i is None else c_i
+    torch.testing.assert_close(start + update.delta, y, rtol=0, atol=2e-5)
+    mean_step = (start - y) / (len(seen) * LOCAL.client_lr) - shift
+    torch.testing.assert_close(old + update.correction, mean_step, rtol=0, atol=1e-3)
+    assert float((old + update.correction).abs().max()) < 2.5, "AdamW's steps are about lr long, and so is their mean"
+
+
+def test_corrected_in_its_step_adamw_moves_a_word_that_is_not_there_by_as_much_as_the_difference() -> None:
+    """The closed form: K lr (c - c_i), however small, where a corrected gradient would be a step of lr."""
+    shift = torch.tensor([1.0, -1.0, 1e-3, -1e-3, 0.0, 0.0])
+    local = LocalTraining(optimizer="adamw", client_lr=0.01, num_local_steps=8, control_variates=True, corrected="step")
+    module = Words()
+    trainer = Trainer(SomeWords(), local, Layout.of(module).bind(module))
+    update = trainer.train(dispatch_of(Words(), correction=torch.cat([torch.zeros(4), shift])))
+    torch.testing.assert_close(update.delta[4:], -8 * 0.01 * shift, rtol=0, atol=1e-6)
+    torch.testing.assert_close(update.correction[4:], torch.zeros(6), rtol=0, atol=1e-4)  # type: ignore[index]
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
@@ -121,3 +158,7 @@ def test_adamw_moves_a_word_that_is_not_there_by_the_whole_rate_unless_told_not_
 def test_only_adamw_can_leave_words_alone() -> None:
     with pytest.raises(ValueError, match=r"local\.correct_unseen=false is for local\.optimizer=adamw"):
         replace(LOCAL, correct_unseen=False)
+    with pytest.raises(ValueError, match=r"local\.correct_unseen=false is for local\.corrected=gradient"):
+        replace(STEP, correct_unseen=False)
+    with pytest.raises(ValueError, match=r"local\.corrected must be 'gradient' or 'step', got 'both'"):
+        replace(STEP, corrected="both")

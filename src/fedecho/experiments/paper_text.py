@@ -9,7 +9,7 @@ TAMED = (
     Row("FedAC, server_lr 3e-5", "fedac", SMALL_LR, control=True),
     Row("FADAS, server_lr 3e-5", "fadas", SMALL_LR, control=True),
 )
-# In a short run FedAC's control variates did harm here (docs/text.md): is it that AdamW moves words which are not there?
+# FedAC's control variates do harm here (docs/text.md): is it that AdamW divides the size of a correction out?
 CORRECTED = (
     Row(
         "control: FedAC, unseen words uncorrected, server_lr 3e-5",
@@ -21,6 +21,12 @@ CORRECTED = (
         "control: FedAC without control variates, server_lr 3e-5",
         "fedac",
         (*SMALL_LR, "algorithm.control_variates=false"),
+        control=True,
+    ),
+    Row(
+        "control: FedAC, steps corrected, server_lr 3e-5",
+        "fedac",
+        (*SMALL_LR, "local.corrected=step"),
         control=True,
     ),
     Row("control: FedAC, the paper's client_lr, server_lr 3e-5", "fedac", ("algorithm.server_lr=3e-5",), control=True),

@@ -40,10 +40,13 @@ def adamw_step(
     size: Number,
 ) -> None:
     """AdamW with decoupled weight decay; ``root`` and ``size`` are of ``bias_correction``."""
+    in_gradient = local.corrected == "gradient"
     if shift is not None and not local.correct_unseen:
         shift = shift * (grads != 0)
-    grads = _gradient(local, params, grads, start, shift)
+    grads = _gradient(local, params, grads, start, shift if in_gradient else None)
     params.mul_(1 - local.client_lr * local.weight_decay)
+    if shift is not None and not in_gradient:
+        params.sub_(shift, alpha=local.client_lr)
     first.lerp_(grads, 1 - local.beta1)
     second.mul_(local.beta2).addcmul_(grads, grads, value=1 - local.beta2)
     scale = (second.sqrt() / root).add_(local.eps)
@@ -87,5 +90,5 @@ def wants_moments(local: LocalTraining) -> bool:
 
 
 def wants_raw_mean(local: LocalTraining) -> bool:
-    """AdamW takes the mean raw gradient for c_i'; SGD knows it from how far it came."""
-    return local.control_variates and local.optimizer == "adamw"
+    """Where AdamW's gradient is corrected c_i' is the mean raw one; a mean step is known from how far the client came."""
+    return local.control_variates and local.optimizer == "adamw" and local.corrected == "gradient"

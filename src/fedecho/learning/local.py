@@ -12,8 +12,10 @@ class LocalTraining:
     ``epochs`` counts passes over the client's data, the last partial batch kept; ``num_local_steps`` (K), if given, counts
     steps instead. ``proximal`` adds proximal / 2 |y - x_s|^2; with ``control_variates`` every step is corrected by c - c_i.
 
-    A parameter that has no gradient in a step (a word that is not in the batch) is corrected too. AdamW then moves it by the
-    whole rate, however small c - c_i is; ``correct_unseen = False`` does not correct it in that step.
+    AdamW corrects its ``gradient`` (y goes by AdamW's step for g + c - c_i, and c_i' is the mean raw gradient) or its ``step``
+    (y goes by lr (c - c_i) more, and c_i' is the mean step in units of lr, as SGD has it). Corrected in its gradient, a parameter
+    that has none of its own (a word that is not in the batch) goes by the whole rate, however small c - c_i is;
+    ``correct_unseen = False`` does not correct it in that step.
     """
 
     optimizer: Literal["sgd", "adamw"] = "sgd"
@@ -24,6 +26,7 @@ class LocalTraining:
     weight_decay: float = 0.0
     proximal: float = 0.0
     control_variates: bool = False
+    corrected: Literal["gradient", "step"] = "gradient"
     correct_unseen: bool = True
     beta1: float = 0.9
     beta2: float = 0.999
@@ -47,6 +50,12 @@ class LocalTraining:
         if self.optimizer == "sgd" and not self.correct_unseen:
             raise ValueError(
                 "local.correct_unseen=false is for local.optimizer=adamw: SGD moves what has no gradient by lr (c - c_i)"
+            )
+        if self.corrected not in ("gradient", "step"):
+            raise ValueError(f"local.corrected must be 'gradient' or 'step', got {self.corrected!r}")
+        if self.corrected == "step" and not self.correct_unseen:
+            raise ValueError(
+                "local.correct_unseen=false is for local.corrected=gradient: a corrected step is as long as c - c_i"
             )
         for name in ("weight_decay", "proximal"):
             if getattr(self, name) < 0:

@@ -65,7 +65,7 @@ class Trainer:
     def _correction(
         self, start: Tensor, shift: Tensor | None, control: Tensor | None, raw: Tensor | None, num_steps: int
     ) -> Tensor | None:
-        """dc_i = c_i' - c_i: SGD has c_i' = c_i - c + (x_s - y) / (K lr); AdamW takes the mean raw gradient for c_i'."""
+        """dc_i = c_i' - c_i, with c_i' = c_i - c + (x_s - y) / (K lr), or ``raw`` where AdamW's gradient is corrected."""
         if not self.local.control_variates:
             return None
         if raw is not None:

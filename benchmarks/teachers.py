@@ -1,0 +1,155 @@
+"""Does the teacher know more than the model it is to teach? Both judged on MRPC's labelled validation pairs, version by version.
+
+    python -m benchmarks.teachers [--model FOLDER] [--seeds 0,1,2] [--algorithm fedbuff] [--set KEY=VALUE] [--executor cuda]
+        [--json FILE]
+
+The clients' models answer the validation pairs when they arrive, as FedEcho has them answer U, and the mean of their latest logits
+is judged beside the server's model. That is looked at and not used: the method runs as it is, FedBuff without any distillation.
+"""
+
+import argparse
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.arguments import listed
+from benchmarks.kept import keep
+from fedecho.core.algorithm import Demands, demands
+from fedecho.core.types import Advance, Arrival, GlobalModel, Weights
+from fedecho.data.pairs import read_pairs
+from fedecho.distill.bank import Bank
+from fedecho.distill.student import Student
+from fedecho.experiments.config import load
+from fedecho.experiments.record import read_record
+from fedecho.experiments.run import simulate
+from fedecho.tasks.mrpc import FILES, MrpcTask
+from fedecho.tasks.text import file_of
+
+LAST = 50
+"""Versions at a run's end that its means are of: its last ten evaluations are as many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watching:
+    inner: Any
+    bank: Bank
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watched:
+    """Any method; beside it the mean of all clients' latest logits on ``judge``, and how right it is."""
+
+    inner: Any
+    labels: Tensor
+    judge: Student | None = None
+    task: MrpcTask | None = None
+    """Whose unlabeled set is the validation pairs."""
+
+    @property
+    def demands(self) -> Demands:
+        return demands(self.inner)
+
+    @property
+    def distiller(self) -> Any:
+        return getattr(self.inner, "distiller", None)
+
+    @property
+    def buffer_size(self) -> int:
+        return int(self.inner.buffer_size)
+
+    def attached(self, student: Student) -> "Watched":
+        assert self.task is not None
+        placed = self.task.on(str(student.device))
+        if student.device.type == "cuda":
+            placed = placed.computing_in(torch.bfloat16)
+        judge = Student(student.network, placed.logits, len(self.labels), student.chunk)
+        inner = self.inner.attached(student) if hasattr(self.inner, "attached") else self.inner
+        return replace(self, inner=inner, judge=judge, labels=self.labels.to(student.device))
+
+    def init(self, model: GlobalModel) -> Watching:
+        judge = self._judge
+        return Watching(self.inner.init(model), Bank(judge.num_unlabeled, judge.num_classes(), judge.device))
+
+    def receive(self, state: Watching, arrival: Arrival) -> Watching:
+        update = arrival.update
+        client_model = Weights(arrival.base.weights.params + update.delta, update.buffers)
+        state.bank.put(update.client, self._judge.infer(client_model), arrival.current.version)
+        return replace(state, inner=self.inner.receive(state.inner, arrival))
+
+    def ready(self, state: Watching) -> bool:
+        return bool(self.inner.ready(state.inner))
+
+    def advance(self, state: Watching, model: GlobalModel) -> Advance[Watching]:
+        step = self.inner.advance(state.inner, model)
+        clients = fmean(self._right(logits) for logits in state.bank.entries.values())
+        ours, teacher = self._judge.infer(step.weights), state.bank.teacher()
+        seen = {"judged_model": self._right(ours), "judged_teacher": self._right(teacher), "judged_clients": clients}
+        seen |= {"model_says_1": _says_1(ours), "teacher_says_1": _says_1(teacher)}
+        return Advance(replace(state, inner=step.state), step.weights, step.correction, {**step.metrics, **seen})
+
+    @property
+    def _judge(self) -> Student:
+        assert self.judge is not None
+        return self.judge
+
+    def _right(self, logits: Tensor) -> float:
+        return float((logits.argmax(dim=-1) == self.labels).float().mean())
+
+
+def _says_1(logits: Tensor) -> float:
+    return float((logits.argmax(dim=-1) == 1).float().mean())
+
+
+@dataclass(frozen=True)
+class Run:
+    """Accuracies on the validation pairs at every version; ``clients`` is the mean of the latest of each."""
+
+    model_name: str
+    algorithm: str
+    settings: list[str]
+    seed: int
+    model: list[float]
+    teacher: list[float]
+    clients: list[float]
+    model_says_1: list[float]
+    teacher_says_1: list[float]
+
+
+def watched_run(model: str, algorithm: str, settings: Sequence[str], seed: int, executor: Any) -> Run:
+    experiment = load("mrpc", algorithm=algorithm, seed=seed, settings=(f"task.model={model}", *settings))
+    task: Any = experiment.task
+    labels = torch.tensor([pair.label for pair in read_pairs(file_of(task.dev, FILES, task.data_dir), labelled=True)])
+    judged = replace(task, unlabeled=task.dev, unlabeled_size="all")
+    method: Any = Watched(inner=experiment.algorithm, labels=labels, task=judged)
+    with TemporaryDirectory() as folder:
+        simulate(replace(experiment, algorithm=method), out=folder, executor=executor, checkpoint_s=3600, say=print)
+        lines = [line for line in read_record(Path(folder)) if line["event"] == "version"]
+    names = ("judged_model", "judged_teacher", "judged_clients", "model_says_1", "teacher_says_1")
+    return Run(Path(model).name, algorithm, list(settings), seed, *([line[name] for line in lines] for name in names))
+
+
+def shown(runs: Iterable[Run]) -> None:
+    print(f"{'':24}{'seed':>5}{'model':>9}{'teacher':>9}{'a client':>9}   mean of the last {LAST} versions, accuracy in %")
+    for run in runs:
+        means = "".join(f"{100 * fmean(values[-LAST:]):9.2f}" for values in (run.model, run.teacher, run.clients))
+        print(f"{run.algorithm:24}{run.seed:5}{means}   {' '.join(run.settings)}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="all-MiniLM-L6-v2")
+    parser.add_argument("--algorithm", default="fedbuff")
+    parser.add_argument("--seeds", type=listed(int), default=[0, 1, 2])
+    parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--executor", choices=["serial", "cuda"], default="serial")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    found = [watched_run(given.model, given.algorithm, given.settings, seed, given.executor) for seed in given.seeds]
+    shown(found)
+    keep(given.json, found)

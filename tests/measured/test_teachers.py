@@ -1,0 +1,50 @@
+"""The benchmark that judges teachers: it changes nothing, and counts what it says it counts."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from benchmarks.teachers import Run, shown, watched_run
+from tiny_text import write_world
+
+from fedecho import load, simulate
+from fedecho.tasks import MrpcTask
+
+SMALL = ["task.unlabeled_size=8", "task.num_clients=6", "eval_every=1", "local.num_local_steps=2", "num_versions=4"]
+SMALL += ["local.client_lr=1e-2", "algorithm.buffer_size=1"]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_world(tmp_path_factory.mktemp("world"))
+
+
+@pytest.mark.parametrize("algorithm", ["fedbuff", "fedecho"])
+def test_a_watched_run_is_the_run_and_its_model_is_judged_as_the_task_judges_it(
+    algorithm: str, world: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDECHO_DATA", str(world))
+    settings = [each.replace("algorithm.", "algorithm.inner.") if algorithm == "fedecho" else each for each in SMALL]
+    run = watched_run("tiny-bert", algorithm, settings, 0, "serial")
+    plain = simulate(load("mrpc", algorithm=algorithm, settings=["task.model=tiny-bert", *settings]))
+    assert run.model == pytest.approx([line["accuracy"] for line in plain.evaluations])
+    assert len(set(run.model)) > 1, "the model moved"
+
+
+def test_the_first_teacher_is_the_first_client(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a buffer of one FedBuff's first model is that client's own; later teachers are means and are not."""
+    monkeypatch.setenv("FEDECHO_DATA", str(world))
+    run = watched_run("tiny-bert", "fedbuff", SMALL, 0, "serial")
+    assert run.teacher[0] == run.clients[0] == run.model[0]
+    assert run.teacher_says_1[0] == run.model_says_1[0]
+    labels = torch.cat([labels for _, labels in MrpcTask(model="tiny-bert", data_dir=str(world))._dev])
+    share = float((labels == 1).float().mean())
+    for right, ones in zip(run.model, run.model_says_1, strict=True):
+        if ones in (0.0, 1.0):
+            assert right == pytest.approx(share if ones else 1 - share)
+
+
+def test_means_are_of_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    values = [0.0] * 150 + [0.5] * 50
+    shown([Run("m", "fedbuff", ["a=1"], 3, values, values, values, values, values)])
+    assert capsys.readouterr().out.splitlines()[1].split() == ["fedbuff", "3", "50.00", "50.00", "50.00", "a=1"]
