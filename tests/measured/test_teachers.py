@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.teachers import Run, shown, watched_run
+from benchmarks.derived import filled
+from benchmarks.teachers.page import PAGE, draw, last_ten, parts, read_runs, shown
+from benchmarks.teachers.watched import Run, watched_run
 from tiny_text import write_world
 
 from fedecho import load, simulate
@@ -47,4 +49,18 @@ def test_the_first_teacher_is_the_first_client(world: Path, monkeypatch: pytest.
 def test_means_are_of_the_end(capsys: pytest.CaptureFixture[str]) -> None:
     values = [0.0] * 150 + [0.5] * 50
     shown([Run("m", "fedbuff", ["a=1"], 3, values, values, values, values, values)])
-    assert capsys.readouterr().out.splitlines()[1].split() == ["fedbuff", "3", "50.00", "50.00", "50.00", "a=1"]
+    assert capsys.readouterr().out.splitlines()[1].split() == ["m,", "FedBuff,", "a", "1", "3", "50.00", "50.00", "50.00"]
+
+
+def test_the_page_says_what_the_results_say() -> None:
+    assert filled(PAGE.read_text(), parts(read_runs())) == PAGE.read_text()
+
+
+def test_a_table_s_evaluations_are_every_fifth_version() -> None:
+    values = [float(version % 5 == 0) for version in range(1, 201)]
+    assert last_ten(Run("m", "fedbuff", [], 0, values, values, values, values, values)) == 100
+
+
+def test_a_picture_is_drawn(tmp_path: Path) -> None:
+    draw(read_runs()[:2], tmp_path / "p.svg")
+    assert "validation pairs" in (tmp_path / "p.svg").read_text()

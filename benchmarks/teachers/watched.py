@@ -1,14 +1,6 @@
-"""Does the teacher know more than the model it is to teach? Both judged on MRPC's labelled validation pairs, version by version.
+"""A method as it is, and beside it how right the mean of its clients' latest logits would be as a teacher."""
 
-    python -m benchmarks.teachers [--model FOLDER] [--seeds 0,1,2] [--algorithm fedbuff] [--set KEY=VALUE] [--executor cuda]
-        [--json FILE]
-
-The clients' models answer the validation pairs when they arrive, as FedEcho has them answer U, and the mean of their latest logits
-is judged beside the server's model. That is looked at and not used: the method runs as it is, FedBuff without any distillation.
-"""
-
-import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -18,8 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.arguments import listed
-from benchmarks.kept import keep
 from fedecho.core.algorithm import Demands, demands
 from fedecho.core.types import Advance, Arrival, GlobalModel, Weights
 from fedecho.data.pairs import read_pairs
@@ -30,9 +20,6 @@ from fedecho.experiments.record import read_record
 from fedecho.experiments.run import simulate
 from fedecho.tasks.mrpc import FILES, MrpcTask
 from fedecho.tasks.text import file_of
-
-LAST = 50
-"""Versions at a run's end that its means are of: its last ten evaluations are as many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,24 +119,3 @@ def watched_run(model: str, algorithm: str, settings: Sequence[str], seed: int, 
         lines = [line for line in read_record(Path(folder)) if line["event"] == "version"]
     names = ("judged_model", "judged_teacher", "judged_clients", "model_says_1", "teacher_says_1")
     return Run(Path(model).name, algorithm, list(settings), seed, *([line[name] for line in lines] for name in names))
-
-
-def shown(runs: Iterable[Run]) -> None:
-    print(f"{'':24}{'seed':>5}{'model':>9}{'teacher':>9}{'a client':>9}   mean of the last {LAST} versions, accuracy in %")
-    for run in runs:
-        means = "".join(f"{100 * fmean(values[-LAST:]):9.2f}" for values in (run.model, run.teacher, run.clients))
-        print(f"{run.algorithm:24}{run.seed:5}{means}   {' '.join(run.settings)}")
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="all-MiniLM-L6-v2")
-    parser.add_argument("--algorithm", default="fedbuff")
-    parser.add_argument("--seeds", type=listed(int), default=[0, 1, 2])
-    parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--executor", choices=["serial", "cuda"], default="serial")
-    parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
-    found = [watched_run(given.model, given.algorithm, given.settings, seed, given.executor) for seed in given.seeds]
-    shown(found)
-    keep(given.json, found)

@@ -1,0 +1,1 @@
+"""Does the teacher know more than the model it is to teach?"""

@@ -1,0 +1,30 @@
+"""Does the teacher know more than the model it is to teach? Both judged on MRPC's labelled validation pairs, version by version.
+
+    python -m benchmarks.teachers [--model FOLDER] [--seeds 0,1,2] [--algorithm fedbuff] [--set KEY=VALUE] [--executor cuda]
+        [--json FILE]
+
+The clients' models answer the validation pairs when they arrive, as FedEcho has them answer U, and the mean of their latest logits
+is judged beside the server's model. That is looked at and not used: the method runs as it is, FedBuff without any distillation.
+`python -m benchmarks.teachers.page` makes the table and the picture of docs/text.md from results/teachers.
+"""
+
+import argparse
+from pathlib import Path
+
+from benchmarks.arguments import listed
+from benchmarks.kept import keep
+from benchmarks.teachers.page import shown
+from benchmarks.teachers.watched import watched_run
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="all-MiniLM-L6-v2")
+    parser.add_argument("--algorithm", default="fedbuff")
+    parser.add_argument("--seeds", type=listed(int), default=[0, 1, 2])
+    parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--executor", choices=["serial", "cuda"], default="serial")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    found = [watched_run(given.model, given.algorithm, given.settings, seed, given.executor) for seed in given.seeds]
+    shown(found)
+    keep(given.json, found)
