@@ -155,10 +155,12 @@ def test_adamw_moves_a_word_that_is_not_there_by_the_whole_rate_unless_told_not_
     assert torch.equal(updates[0].correction, updates[1].correction)  # type: ignore[arg-type]
 
 
-def test_only_adamw_can_leave_words_alone() -> None:
+def test_other_forms_of_the_correction_are_for_adamw() -> None:
     with pytest.raises(ValueError, match=r"local\.correct_unseen=false is for local\.optimizer=adamw"):
         replace(LOCAL, correct_unseen=False)
     with pytest.raises(ValueError, match=r"local\.correct_unseen=false is for local\.corrected=gradient"):
         replace(STEP, correct_unseen=False)
     with pytest.raises(ValueError, match=r"local\.corrected must be 'gradient' or 'step', got 'both'"):
         replace(STEP, corrected="both")
+    with pytest.raises(ValueError, match=r"local\.corrected=step is for local\.optimizer=adamw"):
+        replace(STEP, optimizer="sgd")

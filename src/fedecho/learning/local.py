@@ -47,19 +47,24 @@ class LocalTraining:
         for name in ("epochs", "batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"local.{name} must be at least 1, got {getattr(self, name)}")
+        self._check_corrections()
+        for name in ("weight_decay", "proximal"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"local.{name} must be at least 0, got {getattr(self, name)}")
+
+    def _check_corrections(self) -> None:
+        if self.corrected not in ("gradient", "step"):
+            raise ValueError(f"local.corrected must be 'gradient' or 'step', got {self.corrected!r}")
+        if self.optimizer == "sgd" and self.corrected == "step":
+            raise ValueError("local.corrected=step is for local.optimizer=adamw: SGD's step is its gradient, leave it out")
         if self.optimizer == "sgd" and not self.correct_unseen:
             raise ValueError(
                 "local.correct_unseen=false is for local.optimizer=adamw: SGD moves what has no gradient by lr (c - c_i)"
             )
-        if self.corrected not in ("gradient", "step"):
-            raise ValueError(f"local.corrected must be 'gradient' or 'step', got {self.corrected!r}")
         if self.corrected == "step" and not self.correct_unseen:
             raise ValueError(
                 "local.correct_unseen=false is for local.corrected=gradient: a corrected step is as long as c - c_i"
             )
-        for name in ("weight_decay", "proximal"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"local.{name} must be at least 0, got {getattr(self, name)}")
 
     def num_steps(self, num_examples: int) -> int:
         """K for a client with this many examples."""
