@@ -25,6 +25,13 @@ if __name__ == "__main__":
     parser.add_argument("--executor", choices=["serial", "cuda"], default="serial")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    found = [watched_run(given.model, given.algorithm, given.settings, seed, given.executor) for seed in given.seeds]
+    if given.json is not None and not given.json.resolve().parent.is_dir():
+        parser.error(f"--json {given.json}: there is no folder {given.json.resolve().parent}; make it first")
+    found = []
+    try:
+        for seed in given.seeds:
+            found.append(watched_run(given.model, given.algorithm, given.settings, seed, given.executor))
+            keep(given.json, found)  # what comes after it may fail
+    except (ValueError, FileNotFoundError) as error:
+        parser.error(f"seed {seed}: {error}")
     shown(found)
-    keep(given.json, found)

@@ -1,9 +1,9 @@
-"""The table and the picture of docs/text.md, from results/teachers: `python -m benchmarks.teachers.page`."""
+"""Two tables and a picture of docs/text.md, from results: `python -m benchmarks.teachers.page`."""
 
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean, median, stdev
 
 from benchmarks.derived import ROOT, fill, table
 from benchmarks.drawing import COLORS, drawing
@@ -12,8 +12,22 @@ from benchmarks.teachers.watched import Run
 RESULTS, PAGE, PICTURE = ROOT / "results/teachers", ROOT / "docs/text.md", ROOT / "docs/pictures/teachers.svg"
 EVERY, LAST = 5, 50
 """An evaluation's versions, and those at a run's end that its means are of: its last ten evaluations are among them."""
-HEAD = ["", "seed", "model, last ten evaluations", "model", "teacher", "one client", "model ± over versions", "teacher ±"]
-HEAD += ["model says one class", "teacher does"]
+HEAD = ["", "seed", "model", "teacher", "one client", "median lead", "teacher ahead", "model ±", "teacher ±"]
+HEAD += ["one class: model", "teacher"]
+MPNET, MINILM = "all-mpnet-base-v2", "all-MiniLM-L6-v2"
+TWICE = {
+    "MPNet-base, FedBuff": "mrpc/fedbuff-mpnet-base-seed{}.json",
+    "MPNet-base, FedBuff again": f"teachers/teachers-{MPNET}-fedbuff-0-seed{{}}.json",
+    "MPNet-base, FedEcho 3e-7": "mrpc/fedecho-mpnet-base-seed{}.json",
+    "MPNet-base, FedEcho 3e-7 again": "again/mrpc/fedecho-mpnet-base-seed{}.json",
+    "MPNet-base, FedEcho 3e-6": "mrpc/control-fedecho-distill-lr-3e-6-mpnet-base-seed{}.json",
+    "MPNet-base, FedEcho 3e-5": f"teachers/teachers-{MPNET}-fedecho-3e-5-seed{{}}.json",
+    "MiniLM, FedBuff": "mrpc/fedbuff-minilm-seed{}.json",
+    "MiniLM, FedBuff again": f"teachers/teachers-{MINILM}-fedbuff-0-seed{{}}.json",
+    "MiniLM, FedEcho 3e-7": "mrpc/fedecho-minilm-seed{}.json",
+    "MiniLM, FedEcho 3e-5": "mrpc/control-fedecho-distill-lr-3e-5-minilm-seed{}.json",
+}
+"""What ran with the same seeds, and where its results are kept."""
 
 
 def read_runs(folder: Path = RESULTS) -> list[Run]:
@@ -21,9 +35,25 @@ def read_runs(folder: Path = RESULTS) -> list[Run]:
     return sorted((Run(**row) for row in rows), key=lambda run: (run.model_name, run.settings, run.seed))
 
 
-def last_ten(run: Run) -> float:
-    """What a table of the same run would say of it."""
-    return 100 * fmean(run.model[EVERY - 1 :: EVERY][-10:])
+def evaluations(path: Path) -> list[float]:
+    """Of a cell of the table, or of a run that was watched: of that every fifth version, in the judge's batches."""
+    kept = json.loads(path.read_text())
+    return (
+        list(kept["rows"][0]["model"][EVERY - 1 :: EVERY])
+        if "rows" in kept
+        else [line["accuracy"] for line in kept["evaluations"]]
+    )
+
+
+def twice(name: str, place: str, results: Path = RESULTS.parent) -> list[str]:
+    found = {seed: results / place.format(seed) for seed in (0, 1, 2)}
+    runs = {seed: evaluations(path) for seed, path in found.items() if path.is_file()}
+    row = [name]
+    for last in (10, 0):
+        means = {seed: 100 * fmean(values[-last:]) for seed, values in runs.items()}
+        row += [f"{means[seed]:.2f}" if seed in means else "" for seed in found]
+        row += [f"{fmean(means.values()):.2f}" if len(means) == len(found) else ""]
+    return row
 
 
 def mean(values: list[float]) -> str:
@@ -46,13 +76,20 @@ def label(run: Run) -> str:
 
 
 def cells(run: Run) -> list[str]:
+    leads = [teacher - model for teacher, model in zip(run.teacher[-LAST:], run.model[-LAST:], strict=True)]
     means = [mean(run.model), mean(run.teacher), mean(run.clients)]
+    ahead = [f"{100 * median(leads):.2f}", f"{100 * fmean(lead > 0 for lead in leads):.0f} %"]
     others = [spread(run.model), spread(run.teacher), one_class(run.model_says_1), one_class(run.teacher_says_1)]
-    return [label(run), str(run.seed), f"{last_ten(run):.2f}", *means, *others]
+    return [label(run), str(run.seed), *means, *ahead, *others]
 
 
 def parts(runs: list[Run]) -> dict[str, str]:
-    return {"teachers": table(HEAD, [cells(run) for run in runs])}
+    head = ["", *(f"{which}, seed {seed}" for which in ("last ten", "all 40") for seed in (0, 1, 2))]
+    head[4:4], head[8:8] = ["mean"], ["mean"]
+    return {
+        "teachers": table(HEAD, [cells(run) for run in runs]),
+        "twice": table(head, [twice(name, place) for name, place in TWICE.items()]),
+    }
 
 
 def shown(runs: Iterable[Run]) -> None:
@@ -77,4 +114,4 @@ def draw(runs: list[Run], path: Path = PICTURE) -> None:
 if __name__ == "__main__":
     kept = read_runs()
     fill(PAGE, parts(kept))
-    draw([run for run in kept if run.model_name == "all-mpnet-base-v2" and run.algorithm == "fedbuff"])
+    draw([run for run in kept if run.model_name == MPNET and run.algorithm == "fedbuff"])

@@ -1,7 +1,7 @@
 """A method as it is, and beside it how right the mean of its clients' latest logits would be as a teacher."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
@@ -16,7 +16,7 @@ from fedecho.data.pairs import read_pairs
 from fedecho.distill.bank import Bank
 from fedecho.distill.student import Student
 from fedecho.experiments.config import load
-from fedecho.experiments.record import read_record
+from fedecho.experiments.record import read_header, read_record
 from fedecho.experiments.run import simulate
 from fedecho.tasks.mrpc import FILES, MrpcTask
 from fedecho.tasks.text import file_of
@@ -30,7 +30,7 @@ class Watching:
 
 @dataclass(frozen=True, kw_only=True)
 class Watched:
-    """Any method; beside it the mean of all clients' latest logits on ``judge``, and how right it is."""
+    """Any method; beside it the plain mean of all clients' latest logits on ``judge``, and how right it is."""
 
     inner: Any
     labels: Tensor
@@ -74,8 +74,11 @@ class Watched:
 
     def advance(self, state: Watching, model: GlobalModel) -> Advance[Watching]:
         step = self.inner.advance(state.inner, model)
-        clients = fmean(self._right(logits) for logits in state.bank.entries.values())
-        ours, teacher = self._judge.infer(step.weights), state.bank.teacher()
+        ours = self._judge.infer(step.weights)
+        # Where no client has said anything finite yet, there is no teacher but the model.
+        spoken = list(state.bank.entries.values())
+        teacher = state.bank.teacher() if spoken else ours
+        clients = fmean(map(self._right, spoken or [ours]))
         seen = {"judged_model": self._right(ours), "judged_teacher": self._right(teacher), "judged_clients": clients}
         seen |= {"model_says_1": _says_1(ours), "teacher_says_1": _says_1(teacher)}
         return Advance(replace(state, inner=step.state), step.weights, step.correction, {**step.metrics, **seen})
@@ -95,7 +98,11 @@ def _says_1(logits: Tensor) -> float:
 
 @dataclass(frozen=True)
 class Run:
-    """Accuracies on the validation pairs at every version; ``clients`` is the mean of the latest of each."""
+    """Accuracies on the validation pairs at every version; ``clients`` is the mean of the latest of each.
+
+    ``evaluations`` are the run's own, on the same pairs in other batches; ``model_files``, ``execution`` and ``model_sha256`` say
+    what it began with, what it ran on and where it ended (runs of before have none of these).
+    """
 
     model_name: str
     algorithm: str
@@ -106,6 +113,10 @@ class Run:
     clients: list[float]
     model_says_1: list[float]
     teacher_says_1: list[float]
+    evaluations: list[float] = field(default_factory=list)
+    model_files: str = ""
+    execution: dict[str, Any] = field(default_factory=dict)
+    model_sha256: str = ""
 
 
 def watched_run(model: str, algorithm: str, settings: Sequence[str], seed: int, executor: Any) -> Run:
@@ -115,7 +126,18 @@ def watched_run(model: str, algorithm: str, settings: Sequence[str], seed: int, 
     judged = replace(task, unlabeled=task.dev, unlabeled_size="all")
     method: Any = Watched(inner=experiment.algorithm, labels=labels, task=judged)
     with TemporaryDirectory() as folder:
-        simulate(replace(experiment, algorithm=method), out=folder, executor=executor, checkpoint_s=3600, say=print)
+        result = simulate(replace(experiment, algorithm=method), out=folder, executor=executor, checkpoint_s=3600, say=print)
         lines = [line for line in read_record(Path(folder)) if line["event"] == "version"]
+        execution = read_header(Path(folder))["execution"]
     names = ("judged_model", "judged_teacher", "judged_clients", "model_says_1", "teacher_says_1")
-    return Run(Path(model).name, algorithm, list(settings), seed, *([line[name] for line in lines] for name in names))
+    return Run(
+        Path(model).name,
+        algorithm,
+        list(settings),
+        seed,
+        *([line[name] for line in lines] for name in names),
+        evaluations=[line["accuracy"] for line in result.evaluations],
+        model_files=task.model_files,
+        execution=execution,
+        model_sha256=result.summary.model_sha256,
+    )

@@ -26,6 +26,7 @@ from fedecho.core.disk import DiskFullError, disk_full_at
 from fedecho.core.drive import Moment
 from fedecho.experiments import ending
 from fedecho.experiments import run as running
+from fedecho.experiments.config import from_config, to_config
 from fedecho.experiments.described import described
 from fedecho.experiments.folder import LOCK, owned
 from fedecho.experiments.paper import Cell, Column, Row
@@ -211,13 +212,13 @@ def _interrupt(moment: object, scores: object) -> None:
 
 def stopped_with_checkpoint(folder: Path) -> None:
     """A run that was interrupted at its first version, every message of it in a checkpoint."""
-
-    def stop(moment: Moment, scores: object) -> None:
-        if moment.step is not None:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        simulate(small(), out=folder, checkpoint_s=0.0, watch=stop)
+        simulate(small(), out=folder, checkpoint_s=0.0, watch=_at_a_version)
+
+
+def _at_a_version(moment: Moment, scores: object) -> None:
+    if moment.step is not None:
+        raise KeyboardInterrupt
 
 
 def test_a_record_that_is_not_the_one_of_its_checkpoint_is_refused_before_anything_is_trained(
@@ -295,6 +296,27 @@ def test_a_record_of_before_traces_were_known_still_resumes(tmp_path: Path) -> N
     record.write_text(old)
     trace.write_text(trace.read_text().replace("9", "8", 1))
     assert resume(folder).summary.num_versions == 2
+
+
+def test_a_run_of_before_there_was_a_setting_still_resumes(tmp_path: Path, whole: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither its record nor its checkpoints know the setting, which has its default; another value is another run."""
+
+    def before(experiment: Experiment) -> Any:
+        tree = to_config(experiment)
+        del tree["local"]["corrected"]
+        return tree
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedecho.experiments.run.config_of", before)
+        stopped_with_checkpoint(tmp_path)
+    assert "corrected" not in read_header(tmp_path)["config"]["local"]
+    other = from_config(read_header(tmp_path)["config"])
+    other = replace(other, local=replace(other.local, optimizer="adamw", corrected="step"))
+    with pytest.raises(ValueError, match=r"local\.corrected is 'gradient' there and 'step' here"):
+        resume(tmp_path, other)
+    with pytest.raises(KeyboardInterrupt):  # a second time, with checkpoints made by this fedecho
+        resume(tmp_path, checkpoint_s=0.0, watch=_at_a_version)
+    assert resume(tmp_path).summary.model_sha256 == whole
 
 
 @dataclass(frozen=True)

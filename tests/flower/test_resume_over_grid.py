@@ -15,7 +15,7 @@ from test_wire_equals_simulator import CONFIG, MADE, small
 from fedecho import Experiment, resume
 from fedecho.experiments import accounting
 from fedecho.experiments.build import bound_network, server_of
-from fedecho.experiments.config import ConfigError
+from fedecho.experiments.config import ConfigError, to_config
 from fedecho.experiments.record import read_header, read_record
 from fedecho.experiments.summary import Summary
 from fedecho.flower import Waiting, journal, make_client_app, server_app
@@ -234,6 +234,25 @@ def test_a_run_that_gets_nowhere_ends(tmp_path: Path) -> None:
         ConfigError, match="not one of the last 100 jobs gave an update; the last one: the answer cannot be read"
     ):
         run(experiment, grid, tmp_path)
+
+
+def test_a_run_of_before_there_was_a_setting_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def before(experiment: Experiment) -> Any:
+        tree = to_config(experiment)
+        del tree["local"]["corrected"]
+        return tree
+
+    experiment = replace(small("fedbuff"), num_versions=3)
+    grid = grid_for(experiment)
+    killed_after(grid, 5)
+    with monkeypatch.context() as patch:
+        patch.setattr(server_app, "config_of", before)
+        with pytest.raises(KilledError):
+            run(experiment, grid, tmp_path)
+    assert "corrected" not in read_header(tmp_path)["config"]["local"]
+    said: list[str] = []
+    assert run(experiment, grid_for(experiment), tmp_path, say=said.append).num_versions == 3
+    assert said[0].startswith("going on from version 1")
 
 
 def test_a_finished_folder_another_experiment_and_a_second_server_are_refused(tmp_path: Path) -> None:

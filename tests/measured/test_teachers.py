@@ -1,11 +1,15 @@
 """The benchmark that judges teachers: it changes nothing, and counts what it says it counts."""
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from benchmarks.derived import filled
-from benchmarks.teachers.page import PAGE, draw, last_ten, parts, read_runs, shown
+from benchmarks.teachers.page import PAGE, cells, draw, parts, read_runs, shown, twice
 from benchmarks.teachers.watched import Run, watched_run
 from tiny_text import write_world
 
@@ -30,7 +34,28 @@ def test_a_watched_run_is_the_run_and_its_model_is_judged_as_the_task_judges_it(
     run = watched_run("tiny-bert", algorithm, settings, 0, "serial")
     plain = simulate(load("mrpc", algorithm=algorithm, settings=["task.model=tiny-bert", *settings]))
     assert run.model == pytest.approx([line["accuracy"] for line in plain.evaluations])
-    assert len(set(run.model)) > 1, "the model moved"
+    assert run.model == pytest.approx(run.evaluations)
+    assert run.model_sha256 == plain.summary.model_sha256, "watching changes no bit of it"
+    assert run.model_files.startswith("sha256 ")
+    assert run.execution["executor"] == "serial"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--algorithm", "fedbuf"], "unknown algorithm 'fedbuf'"),
+        (["--set", "foo"], "foo"),
+        (["--model", "nosuch"], "nosuch"),
+        (["--seeds", "a"], "it must be values separated by commas"),
+        (["--json", "nowhere/x.json"], "there is no folder"),
+    ],
+)
+def test_a_mistake_is_a_line(given: list[str], said: str, world: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.teachers", "--model", "tiny-bert", *given]
+    ran = subprocess.run(command, env={**os.environ, "FEDECHO_DATA": str(world)}, capture_output=True, text=True, check=False)
+    assert ran.returncode == 2, ran.stderr
+    assert said in ran.stderr.splitlines()[-1]
+    assert "Traceback" not in ran.stderr
 
 
 def test_the_first_teacher_is_the_first_client(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,9 +81,23 @@ def test_the_page_says_what_the_results_say() -> None:
     assert filled(PAGE.read_text(), parts(read_runs())) == PAGE.read_text()
 
 
-def test_a_table_s_evaluations_are_every_fifth_version() -> None:
-    values = [float(version % 5 == 0) for version in range(1, 201)]
-    assert last_ten(Run("m", "fedbuff", [], 0, values, values, values, values, values)) == 100
+def test_a_table_s_evaluations_are_every_fifth_version(tmp_path: Path) -> None:
+    values = [float(version % 5 == 0 and version > 150) for version in range(1, 201)]
+    for seed in (0, 1):
+        (tmp_path / f"{seed}.json").write_text(json.dumps({"rows": [{"model": values}]}))
+    empty = ["", ""]
+    assert twice("m", "{}.json", tmp_path) == ["m", "100.00", "100.00", *empty, "25.00", "25.00", *empty]
+    kept = {"evaluations": [{"accuracy": 0.5}] * 40}
+    (tmp_path / "2.json").write_text(json.dumps(kept))
+    assert twice("m", "{}.json", tmp_path)[3:5] == ["50.00", "83.33"]
+
+
+def test_leads_are_of_the_end_and_counted_version_by_version() -> None:
+    model, teacher = [0.9] * 150 + [0.5] * 40 + [0.8] * 10, [0.0] * 150 + [0.6] * 50
+    ones = [1.0] * 50 + [0.5] * 150
+    row = cells(Run("m", "fedbuff", [], 0, model, teacher, teacher, ones, ones))
+    assert row[2:7] == ["56.00", "60.00", "60.00", "10.00", "80 %"]
+    assert row[-2:] == ["25 %", "25 %"]
 
 
 def test_a_picture_is_drawn(tmp_path: Path) -> None:

@@ -66,6 +66,11 @@ def fingerprint(tree: Mapping[str, Any]) -> str:
     return sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
 
+def completed(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration as this fedecho writes it: what one of before did not know yet has its default."""
+    return to_config(from_config(tree))
+
+
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], path: str = "") -> list[str]:
     """The keys in which two tables differ, each with both values."""
     found = []

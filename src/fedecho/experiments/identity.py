@@ -14,7 +14,7 @@ import torch
 from fedecho.core.digest import arrays_sha256, file_sha256
 from fedecho.core.types import Weights
 from fedecho.experiments.build import Simulation
-from fedecho.experiments.config import ConfigError, differences, from_config, to_config
+from fedecho.experiments.config import ConfigError, completed, differences, from_config, to_config
 from fedecho.experiments.described import described
 from fedecho.experiments.experiment import Experiment
 from fedecho.experiments.record import Line, read_header
@@ -37,6 +37,8 @@ def check_same(folder: Path, experiment: Experiment) -> None:
         theirs = {name: header[name] for name in ours}
         if header.get("parts") is not None:  # records of before have none
             ours, theirs = ours | described(experiment), theirs | header["parts"]
+    else:
+        theirs = completed(theirs)
     found = differences(ours, theirs)
     if found:
         raise ConfigError(f"{folder} holds a run of another configuration: {'; '.join(found[:3])}")

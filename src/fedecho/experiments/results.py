@@ -12,7 +12,7 @@ from typing import Any
 
 from fedecho.core.checkpoint import write_atomically
 from fedecho.experiments.build import assembled, one_thread
-from fedecho.experiments.config import ConfigError, differences, from_config, to_config
+from fedecho.experiments.config import ConfigError, completed, differences, to_config
 from fedecho.experiments.execution import Execution, check_same_arithmetic
 from fedecho.experiments.experiment import Experiment
 from fedecho.experiments.identity import check_same, config_of, header_of, is_finished, notes_of
@@ -90,7 +90,7 @@ def read_result(results: Path, cell: Cell) -> CellResult | None:
     wanted = to_config(first_of(cell).experiment())
     try:
         kept = CellResult(**json.loads(path.read_text()))
-        others = _other_settings(wanted, to_config(from_config(kept.config)), cell.row.untrained)
+        others = _other_settings(wanted, completed(kept.config), cell.row.untrained)
         _check_whole(kept)
     except (ConfigError, json.JSONDecodeError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{path} is damaged ({error}); remove it to run the cell again") from None

@@ -129,8 +129,7 @@ class _Run:
         self.config = config_of(simulation.experiment)
         self.stopwatch = TimedTransport(simulation.transport)
         self.num_moments = 0
-        self.real_before = 0.0
-        self.save_cost_s = 0.0
+        self.real_before = self.save_cost_s = 0.0
         self.standstill = Standstill(simulation.experiment)
         # Without a folder nothing could be made up for later.
         self.judge = Judge(simulation, watch, stop if folder is not None else lambda: False)
@@ -166,6 +165,7 @@ class _Run:
             self.record = Record.in_memory(runtimes, every)
         elif resume:
             header = read_header(self.folder)
+            self.config = header["config"]  # as its checkpoints know it: a fedecho of before had fewer settings
             execution.check_same_kernels(self.folder, header["execution"])
             check_inputs(self.folder, header.get("inputs") or {}, self.simulation.inputs)
             mark = self._restore(say)

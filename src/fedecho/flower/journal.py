@@ -19,7 +19,7 @@ from fedecho.core.layout import Layout
 from fedecho.core.server import Server
 from fedecho.core.types import Lost
 from fedecho.experiments.accounting import reports, spent
-from fedecho.experiments.config import ConfigError, differences, fingerprint
+from fedecho.experiments.config import ConfigError, completed, differences, fingerprint
 from fedecho.experiments.ending import summary_of, write_end
 from fedecho.experiments.folder import owned
 from fedecho.experiments.identity import is_finished
@@ -73,6 +73,7 @@ class Journal:
         self.folder = folder
         self._say = say
         self._held = ExitStack()
+        self._config = identity.config
         self._save_cost_s = 0.0
         self._saved_at = 0.0
         self.num_moments = 0
@@ -94,6 +95,7 @@ class Journal:
         if not (self.folder / RECORD).exists():
             return Record.new(self.folder, _Nodes(), self._header())
         self._check_same(self.folder)
+        self._config = read_header(self.folder).get("config")  # as its checkpoints know it, with the settings of its time
         self.resumed = True
         mark = self._restore(self.folder)
         self.earlier_reports += self._reports_behind(self.folder, None if mark is None else mark.position)
@@ -188,13 +190,15 @@ class Journal:
         there, here = read_header(folder), self._header()
         keys = ("name", "seed", "num_versions", "num_params")
         found = differences({key: here[key] for key in keys}, {key: there.get(key) for key in keys})
-        found += differences(here["config"] or {}, there.get("config") or {})
+        known = there.get("config") or {}
+        # An AsyncStrategy's has no task, and is compared as it stands.
+        found += differences(here["config"] or {}, completed(known) if "task" in known else known)
         if found:
             raise ConfigError(f"{folder} holds a run of another configuration: {'; '.join(found[:3])}")
 
     @property
     def _fingerprint(self) -> str:
-        return "" if self.identity.config is None else fingerprint(self.identity.config)
+        return "" if self._config is None else fingerprint(self._config)
 
     def _header(self) -> Line:
         software = {"fedecho": __version__, "flwr": flwr.__version__, "python": platform.python_version()}
