@@ -80,7 +80,7 @@ def clients_of(task: MathInstructTask, num: int, steps: int) -> tuple[Trainer, l
     return trainer, trained
 
 
-def show_error(model: str, data_dir: str, texts: int, clients: int, steps: int) -> None:
+def show_error(model: str, data_dir: str | None, texts: int, clients: int, steps: int) -> None:
     task = MathInstructTask(
         model=model, train="gsm8k-train", num_clients=clients, num_unlabeled=texts, lora_rank=16, data_dir=data_dir,
         partition=IidPartitioner(),
@@ -119,7 +119,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--texts", type=at_least_one, default=1, help="texts that are really put into the large banks")
     parser.add_argument("--model", help="a folder of a causal language model")
-    parser.add_argument("--data-dir", default="data")
+    parser.add_argument("--data-dir", help="where GSM8K and models are (FEDECHO_DATA, or ./data)")
     parser.add_argument("--queries", type=at_least_one, default=10)
     parser.add_argument("--clients", type=at_least_one, default=5)
     parser.add_argument("--steps", type=at_least_one, default=4)

@@ -16,17 +16,23 @@ from benchmarks.kept import keep
 from benchmarks.teachers.page import shown
 from benchmarks.teachers.watched import watched_run
 
+FORM = argparse.RawDescriptionHelpFormatter
+
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="all-MiniLM-L6-v2")
-    parser.add_argument("--algorithm", default="fedbuff")
-    parser.add_argument("--seeds", type=listed(int), default=[0, 1, 2])
-    parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--executor", choices=["serial", "cuda"], default="serial")
-    parser.add_argument("--json", type=Path)
+    parser = argparse.ArgumentParser("python -m benchmarks.teachers", description=__doc__, formatter_class=FORM)
+    parser.add_argument(
+        "--model", default="all-MiniLM-L6-v2", help="a folder, or a folder's name in FEDECHO_DATA (all-MiniLM-L6-v2)"
+    )
+    parser.add_argument("--algorithm", default="fedbuff", help="the method that runs (fedbuff)")
+    parser.add_argument("--seeds", type=listed(int), default=[0, 1, 2], help="one run each (0,1,2)")
+    parser.add_argument(
+        "--set", dest="settings", action="append", default=[], metavar="KEY=VALUE", help="as of fedecho run mrpc"
+    )
+    parser.add_argument("--executor", choices=["serial", "cuda"], default="serial", help="a CPU core (serial) or a GPU")
+    parser.add_argument("--json", type=Path, help="keep every version's figures there")
     given = parser.parse_args()
-    if given.json is not None and not given.json.resolve().parent.is_dir():
-        parser.error(f"--json {given.json}: there is no folder {given.json.resolve().parent}; make it first")
+    if given.json is not None and (given.json.is_dir() or not given.json.resolve().parent.is_dir()):
+        parser.error(f"--json {given.json} must be a file in a folder that is there")
     found = []
     try:
         for seed in given.seeds:

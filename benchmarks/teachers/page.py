@@ -1,7 +1,6 @@
 """Two tables and a picture of docs/text.md, from results: `python -m benchmarks.teachers.page`."""
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from statistics import fmean, median, stdev
 
@@ -51,7 +50,7 @@ def twice(name: str, place: str, results: Path = RESULTS.parent) -> list[str]:
     row = [name]
     for last in (10, 0):
         means = {seed: 100 * fmean(values[-last:]) for seed, values in runs.items()}
-        row += [f"{means[seed]:.2f}" if seed in means else "" for seed in found]
+        row += [", ".join(f"{means[seed]:.2f}" if seed in means else "-" for seed in found)]
         row += [f"{fmean(means.values()):.2f}" if len(means) == len(found) else ""]
     return row
 
@@ -84,19 +83,21 @@ def cells(run: Run) -> list[str]:
 
 
 def parts(runs: list[Run]) -> dict[str, str]:
-    head = ["", *(f"{which}, seed {seed}" for which in ("last ten", "all 40") for seed in (0, 1, 2))]
-    head[4:4], head[8:8] = ["mean"], ["mean"]
+    head = ["", "last ten: seeds 0, 1, 2", "mean", "all 40: seeds 0, 1, 2", "mean"]
     return {
         "teachers": table(HEAD, [cells(run) for run in runs]),
         "twice": table(head, [twice(name, place) for name, place in TWICE.items()]),
     }
 
 
-def shown(runs: Iterable[Run]) -> None:
-    print(f"{'':48}{'seed':>5}{'model':>9}{'teacher':>9}{'a client':>9}   mean of the last {LAST} versions, accuracy in %")
+def shown(runs: list[Run]) -> None:
+    width = max((len(label(run)) for run in runs), default=0)
+    last = min([LAST, *(len(run.model) for run in runs)])
+    print(
+        f"{'':{width}}{'seed':>6}{'model':>9}{'teacher':>9}{'a client':>10}   mean of the last {last} versions, accuracy in %"
+    )
     for run in runs:
-        means = "".join(f"{mean(values):>9}" for values in (run.model, run.teacher, run.clients))
-        print(f"{label(run):48}{run.seed:5}{means}")
+        print(f"{label(run):{width}}{run.seed:6}{mean(run.model):>9}{mean(run.teacher):>9}{mean(run.clients):>10}")
 
 
 def draw(runs: list[Run], path: Path = PICTURE) -> None:

@@ -55,7 +55,7 @@ def test_files_that_are_not_there_or_no_text(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no file"):
         read_pairs(tmp_path / "absent.tsv", labelled=True)
     (tmp_path / "binary.tsv").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ValueError, match=r"binary\.tsv is no UTF-8 text"):
+    with pytest.raises(ValueError, match=r"binary\.tsv, line 1: no UTF-8 text"):
         read_pairs(tmp_path / "binary.tsv", labelled=True)
     with pytest.raises(ValueError, match="cannot read"):
         read_instructions(_folder(tmp_path / "folder.json"))

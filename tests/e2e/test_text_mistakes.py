@@ -68,6 +68,47 @@ def test_a_model_without_a_tokenizer(data: Path) -> None:
         one_clear_line(words, kind, "tokenizer")
 
 
+def test_a_tokenizer_that_knows_more_tokens_than_the_model(data: Path) -> None:
+    for kind, words in (("tiny-bert", MRPC), ("tiny-llama", MATH)):
+        config = pretrained.library("transformers").AutoConfig.from_pretrained(data / kind)
+        size, config.vocab_size = config.vocab_size, 20
+        model_of = "AutoModelForSequenceClassification" if kind == "tiny-bert" else "AutoModelForCausalLM"
+        getattr(pretrained.library("transformers"), model_of).from_config(config).save_pretrained(data / kind)
+        assert size > 20
+        one_clear_line(words, "line 2: " if kind == "tiny-bert" else "line ", "but the model in", "has 20", "its own tokenizer")
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [("{% for m in %}", "Expected an expression"), ("{{ raise_exception('no user here') }}", "no user here")],
+)
+def test_a_chat_template_that_cannot_be_used(template: str, said: str, data: Path) -> None:
+    (data / "tiny-llama" / "chat_template.jinja").write_text(template)
+    one_clear_line(MATH, "the chat template of", "tiny-llama", said, "questions are asked plainly")
+
+
+def test_weights_of_other_sizes_than_the_configuration(data: Path) -> None:
+    config = (data / "tiny-llama" / "config.json").read_text()
+    (data / "tiny-llama" / "config.json").write_text(config.replace('"intermediate_size": ', '"intermediate_size": 1'))
+    one_clear_line(MATH, "cannot load its weights from", "their sizes are not those that config.json gives")
+
+
+def test_a_model_that_is_a_file_or_nothing(data: Path) -> None:
+    one_clear_line([*MRPC, "--set", f"task.model={data / 'MRPC' / 'dev.tsv'}"], "dev.tsv is a file", "give the folder")
+    one_clear_line([*MRPC, "--set", "task.model="], "task.model is empty", "name the folder")
+
+
+def test_a_file_in_another_encoding(data: Path) -> None:
+    path = data / "MRPC" / "train.tsv"
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\n\xe9", 3))
+    one_clear_line(MRPC, "train.tsv, line 2: no UTF-8 text", "save the file as UTF-8")
+
+
+def test_settings_of_control_variates_for_a_method_that_has_none(data: Path) -> None:
+    for setting in ("local.corrected=step", "local.correct_unseen=false"):
+        one_clear_line([*MRPC, "--set", setting], "local.corrected and local.correct_unseen", "fedac", "leave them out")
+
+
 def test_texts_longer_than_the_model_takes(data: Path) -> None:
     save_classifier(data / "short", room=16)
     one_clear_line([*MRPC, "--set", "task.model=short"], "line ", "more than the 16", "task.max_length")

@@ -47,7 +47,7 @@ def test_a_watched_run_is_the_run_and_its_model_is_judged_as_the_task_judges_it(
         (["--set", "foo"], "foo"),
         (["--model", "nosuch"], "nosuch"),
         (["--seeds", "a"], "it must be values separated by commas"),
-        (["--json", "nowhere/x.json"], "there is no folder"),
+        (["--json", "nowhere/x.json"], "must be a file in a folder that is there"),
     ],
 )
 def test_a_mistake_is_a_line(given: list[str], said: str, world: Path) -> None:
@@ -85,11 +85,10 @@ def test_a_table_s_evaluations_are_every_fifth_version(tmp_path: Path) -> None:
     values = [float(version % 5 == 0 and version > 150) for version in range(1, 201)]
     for seed in (0, 1):
         (tmp_path / f"{seed}.json").write_text(json.dumps({"rows": [{"model": values}]}))
-    empty = ["", ""]
-    assert twice("m", "{}.json", tmp_path) == ["m", "100.00", "100.00", *empty, "25.00", "25.00", *empty]
+    assert twice("m", "{}.json", tmp_path) == ["m", "100.00, 100.00, -", "", "25.00, 25.00, -", ""]
     kept = {"evaluations": [{"accuracy": 0.5}] * 40}
     (tmp_path / "2.json").write_text(json.dumps(kept))
-    assert twice("m", "{}.json", tmp_path)[3:5] == ["50.00", "83.33"]
+    assert twice("m", "{}.json", tmp_path)[1:3] == ["100.00, 100.00, 50.00", "83.33"]
 
 
 def test_leads_are_of_the_end_and_counted_version_by_version() -> None:

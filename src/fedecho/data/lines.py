@@ -20,7 +20,8 @@ def read_text(path: Path) -> str:
     except FileNotFoundError:
         raise ValueError(f"there is no file {path}{'' if path.is_absolute() else f' in {Path.cwd()}'}") from None
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is no UTF-8 text ({error.reason} at byte {error.start})") from None
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise BadLine(path, line, f"no UTF-8 text ({error.reason}): save the file as UTF-8") from None
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from None
 
@@ -39,7 +40,8 @@ def jsonl(path: Path, wanted: Sequence[str]) -> Iterator[tuple[int, dict[str, An
 
 def with_keys(found: Any, wanted: Sequence[str], path: Path, number: int) -> dict[str, Any]:
     if not isinstance(found, dict):
-        raise BadLine(path, number, f"must be a JSON object with {', '.join(wanted)}, got a {type(found).__name__}")
+        keys = f" with {', '.join(wanted)}" if wanted else ""
+        raise BadLine(path, number, f"must be a JSON object{keys}, in braces, got {json.dumps(found)[:40]}")
     for key in wanted:
         if key not in found:
             raise BadLine(path, number, f"has no {key!r}; it has {', '.join(map(repr, found)) or 'nothing'}")

@@ -24,8 +24,8 @@ class Teacher(Protocol):
 def check_unlabeled(num_unlabeled: int) -> None:
     if num_unlabeled < 1:
         raise ValueError(
-            f"FedEcho needs an unlabeled set, but this task's has {num_unlabeled} examples: raise task.num_unlabeled (of "
-            "sentence pairs task.unlabeled_size), or change the method"
+            f"FedEcho needs an unlabeled set, but this task's has {num_unlabeled} examples: raise task.unlabeled_size "
+            "(sentence pairs) or task.num_unlabeled (any other task), or change the method"
         )
 
 

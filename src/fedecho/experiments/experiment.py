@@ -54,6 +54,11 @@ class Experiment:
             raise ValueError(
                 "local.control_variates needs a method that sends a correction (fedac), which switches it on by itself"
             )
+        if not self.local_training.control_variates and (self.local.corrected != "gradient" or not self.local.correct_unseen):
+            raise ValueError(
+                "local.corrected and local.correct_unseen say how control variates correct a client's steps, and this method has "
+                "none (fedac has): leave them out"
+            )
         self._check_privacy()
         check_clients(self.algorithm, self.task.num_clients, self.concurrency)
 

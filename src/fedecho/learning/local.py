@@ -63,7 +63,7 @@ class LocalTraining:
             )
         if self.corrected == "step" and not self.correct_unseen:
             raise ValueError(
-                "local.correct_unseen=false is for local.corrected=gradient: a corrected step is as long as c - c_i"
+                "local.correct_unseen=false is for local.corrected=gradient; with step nothing goes by the whole rate, leave it out"
             )
 
     def num_steps(self, num_examples: int) -> int:

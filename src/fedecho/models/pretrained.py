@@ -28,6 +28,7 @@ WORDS = (
 )
 """Files that say how texts become tokens and back, and where an answer ends."""
 TYPES = "token_type_ids"
+USUAL_PADS = ("[PAD]", "<pad>", "<|pad|>", "<|endoftext|>")
 OFFSET = ("roberta", "xlm-roberta", "camembert", "mpnet", "longformer")
 """Models that number positions from the padding token's number plus one on, and so take that many tokens fewer."""
 PACKING = ("llama", "qwen2", "qwen3")
@@ -59,8 +60,6 @@ def quiet() -> Iterator[None]:
 
 def model_folder(place: str) -> Path:
     """The folder itself, or the cached copy of a name at the hub: only a name asks the network, and HF_HUB_OFFLINE is obeyed."""
-    if not place.strip():
-        raise ValueError("task.model is empty: name the folder of a saved model, or a model at the hub with its owner")
     folder = Path(place) if Path(place).is_dir() else _from_hub(place)
     if not (folder / CONFIG).is_file():
         raise ValueError(f"{folder} holds no {CONFIG}: give a folder that a model was saved into with save_pretrained")
@@ -110,8 +109,9 @@ def load_tokenizer(folder: Path, pad_token: str | None = None) -> Any:
             raise ValueError(f"task.pad_token {pad_token!r} is not in the vocabulary of {folder}")
         tokenizer.pad_token = pad_token
     if tokenizer.pad_token_id is None:
-        end = tokenizer.eos_token or "one of its tokens"
-        raise ValueError(f"the tokenizer of {folder} has no pad token: set task.pad_token, for example to {end!r}")
+        usual = (word for word in (tokenizer.eos_token, *USUAL_PADS) if word in tokenizer.get_vocab())
+        word = next(usual, next(iter(tokenizer.get_vocab())))
+        raise ValueError(f"the tokenizer of {folder} has no pad token: set task.pad_token, for example to {word!r}")
     return tokenizer
 
 
@@ -121,6 +121,12 @@ def longest(folder: Path, tokenizer: Any) -> int:
     limits = [getattr(config, name, None) for name in ("max_position_embeddings", "n_positions")]
     taken = config.pad_token_id + 1 if config.model_type in OFFSET else 0
     return min(int(tokenizer.model_max_length), *(int(limit) - taken for limit in limits if limit))
+
+
+def num_tokens(folder: Path) -> int | None:
+    """How many tokens the model has numbers for, where its files say so."""
+    size = getattr(_config(folder), "vocab_size", None)
+    return None if size is None else int(size)
 
 
 def packs(folder: Path) -> bool:
@@ -203,7 +209,9 @@ def _loading(folder: Path, what: str) -> Iterator[None]:
         yield
     except Exception as error:  # a damaged or foreign file raises whatever its reader likes
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"cannot load {what} from {folder}: {reason[:200]}") from None
+        if "ignore_mismatched_sizes" in reason:  # it speaks of a report that is not shown
+            reason = f"their sizes are not those that {CONFIG} gives"
+        raise ValueError(f"cannot load {what} from {folder}: {shorten(reason, 200, placeholder=' ...')}") from None
 
 
 def with_lora(model: nn.Module, rank: int, alpha: float, targets: str) -> nn.Module:

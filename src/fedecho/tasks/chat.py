@@ -1,6 +1,7 @@
 """A question and its answer as a model wants to read them: through its chat template, or plainly where it has none."""
 
 from dataclasses import dataclass
+from textwrap import shorten
 from typing import Any
 
 PROMPT = "{question}\nReason step by step. End with a line that holds #### and the final number."
@@ -45,4 +46,11 @@ class Chat:
         return str(bos) if adds else ""
 
     def _template(self, turns: list[dict[str, str]], add_generation_prompt: bool) -> Any:
-        return self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=add_generation_prompt)
+        try:
+            return self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=add_generation_prompt)
+        except Exception as error:  # a template is a program, and may raise errors of its own
+            reason = shorten(str(error) or type(error).__name__, 160, placeholder=" ...")
+            raise ValueError(
+                f"the chat template of {self.tokenizer.name_or_path} does not take a user's turn and an assistant's ({reason}): "
+                "mend it, or remove it from the tokenizer's files, and questions are asked plainly"
+            ) from None

@@ -24,7 +24,7 @@ from fedecho.models.pretrained import files_of, language_model, load_tokenizer, 
 from fedecho.tasks.chat import PROMPT, Chat
 from fedecho.tasks.classification import seeded
 from fedecho.tasks.gsm8k import final_number, greedy_answers, standard_error, with_numbers
-from fedecho.tasks.text import computing, digests, file_of, has_lower, model_place, refuse_longer, room_for, stand_in
+from fedecho.tasks.text import check_rows, computing, digests, file_of, has_lower, model_place, room_for, stand_in
 
 PAPER_MODEL = "Qwen/Qwen2.5-1.5B-Instruct"
 FILES = {
@@ -264,6 +264,7 @@ class MathInstructTask:
             if len(prompt) + self.max_new_tokens > limit:
                 both = f"{len(prompt)} tokens and task.max_new_tokens = {self.max_new_tokens}"
                 raise BadLine(text.path, text.line, f"{both} are more than the {limit} that the model takes")
+        check_rows(prompts, self._test_set, limit, self._folder, self._chat.tokenizer)
         return prompts
 
     @cached_property
@@ -288,11 +289,10 @@ class MathInstructTask:
             whole = asked if part == "query" else asked + said
             whole = whole if self.max_length is None else whole[:room]
             if part == "answer" and len(whole) <= len(asked):
-                raise BadLine(
-                    text.path, text.line, f"the question takes {len(asked)} tokens, so nothing of its answer fits in {room}"
-                )
+                told = f"{len(asked)} tokens of question leave none of the {room} for its answer: shorten or remove it"
+                raise BadLine(text.path, text.line, told)
             rows.append(whole)
             first.append(0 if part == "query" else len(asked) - 1)
             end.append(len(whole) if part == "query" else len(whole) - 1)
-        refuse_longer([len(row) for row in rows], texts, room)
+        check_rows(rows, texts, room, self._folder, chat.tokenizer)
         return Spans.of(rows, first, end, chat.tokenizer.pad_token_id, self.device)

@@ -20,7 +20,7 @@ from fedecho.data.parts import Parts, as_parts
 from fedecho.data.ragged import Ragged, To
 from fedecho.models.pretrained import TYPES, classifier, files_of, load_tokenizer, longest, model_folder, wants_types
 from fedecho.tasks.classification import seeded
-from fedecho.tasks.text import computing, digests, file_of, model_place, refuse_longer, room_for, stand_in
+from fedecho.tasks.text import check_rows, computing, digests, file_of, model_place, room_for, stand_in
 
 PAPER_MODEL = "google-bert/bert-base-uncased"
 FILES = {f"mrpc-{part}": ("mrpc", f"{part}.tsv") for part in ("train", "dev", "test")}
@@ -206,7 +206,7 @@ class MrpcTask:
         room = self._room
         cut = {} if self.max_length is None else {"truncation": True, "max_length": room}
         found = self._tokenizer([pair.first for pair in pairs], [pair.second for pair in pairs], verbose=False, **cut)
-        refuse_longer([len(ids) for ids in found["input_ids"]], pairs, room)
+        check_rows(found["input_ids"], pairs, room, self._folder, self._tokenizer)
         types = found.get(TYPES) if wants_types(self._folder, self._tokenizer) else None
         return Tokens(
             Ragged.of(found["input_ids"], self.device),

@@ -3,13 +3,14 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from fedecho.core.digest import file_sha256
 from fedecho.data.lines import BadLine
 from fedecho.data.locate import find, find_model
+from fedecho.models.pretrained import num_tokens
 
 
 class Placed(Protocol):
@@ -47,14 +48,18 @@ def room_for(max_length: int | None, limit: int) -> int:
     return limit if max_length is None else max_length
 
 
-def refuse_longer(lengths: Sequence[int], texts: Sequence[Placed], room: int) -> None:
-    for length, text in zip(lengths, texts, strict=True):
-        if length > room:
-            raise BadLine(
-                text.path,
-                text.line,
-                f"{length} tokens are more than the {room} that the model takes: set task.max_length to cut",
-            )
+def check_rows(rows: Sequence[Sequence[int]], texts: Sequence[Placed], room: int, folder: Path, tokenizer: Any) -> None:
+    """Are the tokens of every text such as the model in ``folder`` can take? A tokenizer of another one may know more of them."""
+    known = num_tokens(folder)
+    for row, text in zip(rows, texts, strict=True):
+        largest = max(row, default=0)
+        if len(row) > room:
+            told = f"{len(row)} tokens are more than the {room} that the model takes: set task.max_length to cut"
+            raise BadLine(text.path, text.line, told)
+        if known is not None and largest >= known:
+            told = f"{tokenizer.convert_ids_to_tokens(largest)!r} is token {largest}, but the model in {folder} has {known}"
+            advice = "put its own tokenizer beside it, or resize its embeddings (resize_token_embeddings) and save it again"
+            raise BadLine(text.path, text.line, f"{told}: {advice}")
 
 
 def file_of(given: str, known: dict[str, tuple[str, str]], data_dir: str | None) -> Path:
@@ -71,6 +76,10 @@ def digests(files: Mapping[str, str], known: dict[str, tuple[str, str]], data_di
 
 
 def model_place(model: str, data_dir: str | None) -> str:
+    if not model.strip():
+        raise ValueError("task.model is empty: name the folder of a saved model, or a model at the hub with its owner")
+    if Path(model).expanduser().is_file():
+        raise ValueError(f"task.model {model} is a file: give the folder that the model was saved into")
     return find_model(model, None if data_dir is None else Path(data_dir))
 
 
