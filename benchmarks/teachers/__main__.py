@@ -9,6 +9,7 @@ is judged beside the server's model. That is looked at and not used: the method 
 """
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.arguments import listed
@@ -18,11 +19,10 @@ from benchmarks.teachers.watched import watched_run
 
 FORM = argparse.RawDescriptionHelpFormatter
 
-if __name__ == "__main__":
+
+def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.teachers", description=__doc__, formatter_class=FORM)
-    parser.add_argument(
-        "--model", default="all-MiniLM-L6-v2", help="a folder, or a folder's name in FEDECHO_DATA (all-MiniLM-L6-v2)"
-    )
+    parser.add_argument("--model", default="all-MiniLM-L6-v2", help="a folder, or its name in FEDECHO_DATA (all-MiniLM-L6-v2)")
     parser.add_argument("--algorithm", default="fedbuff", help="the method that runs (fedbuff)")
     parser.add_argument("--seeds", type=listed(int), default=[0, 1, 2], help="one run each (0,1,2)")
     parser.add_argument(
@@ -30,7 +30,7 @@ if __name__ == "__main__":
     )
     parser.add_argument("--executor", choices=["serial", "cuda"], default="serial", help="a CPU core (serial) or a GPU")
     parser.add_argument("--json", type=Path, help="keep every version's figures there")
-    given = parser.parse_args()
+    given = parser.parse_args(words)
     if given.json is not None and (given.json.is_dir() or not given.json.resolve().parent.is_dir()):
         parser.error(f"--json {given.json} must be a file in a folder that is there")
     found = []
@@ -41,3 +41,7 @@ if __name__ == "__main__":
     except (ValueError, FileNotFoundError) as error:
         parser.error(f"seed {seed}: {error}")
     shown(found)
+
+
+if __name__ == "__main__":
+    main()

@@ -303,16 +303,16 @@ def test_a_run_of_before_there_was_a_setting_still_resumes(tmp_path: Path, whole
 
     def before(experiment: Experiment) -> Any:
         tree = to_config(experiment)
-        del tree["local"]["corrected"]
+        del tree["local"]["proximal"]
         return tree
 
     with monkeypatch.context() as patch:
         patch.setattr("fedecho.experiments.run.config_of", before)
         stopped_with_checkpoint(tmp_path)
-    assert "corrected" not in read_header(tmp_path)["config"]["local"]
+    assert "proximal" not in read_header(tmp_path)["config"]["local"]
     other = from_config(read_header(tmp_path)["config"])
-    other = replace(other, local=replace(other.local, optimizer="adamw", corrected="step"))
-    with pytest.raises(ValueError, match=r"local\.corrected is 'gradient' there and 'step' here"):
+    other = replace(other, local=replace(other.local, proximal=0.5))
+    with pytest.raises(ValueError, match=r"local\.proximal is 0\.0 there and 0\.5 here"):
         resume(tmp_path, other)
     with pytest.raises(KeyboardInterrupt):  # a second time, with checkpoints made by this fedecho
         resume(tmp_path, checkpoint_s=0.0, watch=_at_a_version)
