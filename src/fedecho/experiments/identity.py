@@ -14,7 +14,7 @@ import torch
 from fedecho.core.digest import arrays_sha256, file_sha256
 from fedecho.core.types import Weights
 from fedecho.experiments.build import Simulation
-from fedecho.experiments.config import ConfigError, completed, differences, from_config, to_config
+from fedecho.experiments.config import ConfigError, completed, differences, to_config
 from fedecho.experiments.described import described
 from fedecho.experiments.experiment import Experiment
 from fedecho.experiments.record import Line, read_header
@@ -104,7 +104,7 @@ def config_of(experiment: Experiment) -> Line | None:
     """The experiment as a table, or None if a part of it is a user's own and cannot be written down."""
     try:
         tree = to_config(experiment)
-        return tree if to_config(from_config(tree)) == tree else None
+        return tree if completed(tree) == tree else None
     except (TypeError, ValueError):
         return None
 

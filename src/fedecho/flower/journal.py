@@ -94,8 +94,9 @@ class Journal:
             raise ConfigError(f"{self.folder} already holds a finished run: choose another folder (out)")
         if not (self.folder / RECORD).exists():
             return Record.new(self.folder, _Nodes(), self._header())
-        self._check_same(self.folder)
-        self._config = read_header(self.folder).get("config")  # as its checkpoints know it, with the settings of its time
+        there = read_header(self.folder)
+        self._check_same(self.folder, there)
+        self._config = there.get("config")  # as its checkpoints know it, with the settings of its time
         self.resumed = True
         mark = self._restore(self.folder)
         self.earlier_reports += self._reports_behind(self.folder, None if mark is None else mark.position)
@@ -186,8 +187,8 @@ class Journal:
         self.earlier_reports = Counter(tree["earlier_reports"])
         return Mark(tree["position"], tree.get("record_sha256"))
 
-    def _check_same(self, folder: Path) -> None:
-        there, here = read_header(folder), self._header()
+    def _check_same(self, folder: Path, there: Line) -> None:
+        here = self._header()
         keys = ("name", "seed", "num_versions", "num_params")
         found = differences({key: here[key] for key in keys}, {key: there.get(key) for key in keys})
         known = there.get("config") or {}
