@@ -5,7 +5,7 @@
 
 The clients' models answer the validation pairs when they arrive, as FedEcho has them answer U, and the mean of their latest logits
 is judged beside the server's model. That is looked at and not used: the method runs as it is, FedBuff without any distillation.
-`python -m benchmarks.teachers.page` makes the tables and the picture of docs/text.md from results.
+`python -m benchmarks.teachers.page` makes the tables and the picture of docs/text-results.md from results.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Two tables and a picture of docs/text.md, from results: `python -m benchmarks.teachers.page`."""
+"""Two tables and a picture of docs/text-results.md, from results: `python -m benchmarks.teachers.page`."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ from benchmarks.derived import ROOT, fill, table
 from benchmarks.drawing import COLORS, drawing
 from benchmarks.teachers.watched import Run
 
-RESULTS, PAGE, PICTURE = ROOT / "results/teachers", ROOT / "docs/text.md", ROOT / "docs/pictures/teachers.svg"
+RESULTS, PAGE, PICTURE = ROOT / "results/teachers", ROOT / "docs/text-results.md", ROOT / "docs/pictures/teachers.svg"
 EVERY, LAST = 5, 50
 """An evaluation's versions, and those at a run's end that its means are of: its last ten evaluations are among them."""
 HEAD = ["", "seed", "model", "teacher", "one client", "median lead", "teacher ahead", "model ±", "teacher ±"]

@@ -9,7 +9,7 @@ TAMED = (
     Row("FedAC, server_lr 3e-5", "fedac", SMALL_LR, control=True),
     Row("FADAS, server_lr 3e-5", "fadas", SMALL_LR, control=True),
 )
-# FedAC's control variates do harm here (docs/text.md): is it that AdamW divides the size of a correction out?
+# FedAC's control variates do harm here (docs/text-results.md): is it that AdamW divides the size of a correction out?
 CORRECTED = (
     Row(
         "control: FedAC, unseen words uncorrected, server_lr 3e-5",
