@@ -22,7 +22,7 @@ Outcome = tuple[list[tuple[float, int, int]], Tensor, Tensor]
 def captured_on_cpu(one: Experiment) -> Iterator[Simulation]:
     parts = GpuParts(one, EXACT, torch.device("cpu"))
     assert parts.one_by_one == ""
-    runtimes = build._runtimes(one)
+    runtimes = build.runtimes_of(one)
     server = build.server_of(one, parts.network, build.student_of(one, parts.student))
     executor = parts.executor(3, build._wanted(one, runtimes))
     transport = build._transport(one, executor, runtimes)

@@ -17,7 +17,7 @@ from fedecho.simulation.executors.pool import PoolExecutor
 
 def captured_in_a_pool(one: Experiment, num_workers: int) -> Outcome:
     parts = GpuParts(one, EXACT, torch.device("cpu"))
-    runtimes, layout = build._runtimes(one), parts.network.layout
+    runtimes, layout = build.runtimes_of(one), parts.network.layout
     server = build.server_of(one, parts.network, build.student_of(one, parts.student))
     pool = PoolExecutor(
         num_workers=num_workers,

@@ -10,6 +10,7 @@ import torch
 
 from fedecho.algorithms.noised import Noised
 from fedecho.core.algorithm import demands
+from fedecho.core.drive import Moment
 from fedecho.core.layout import BoundNetwork, Layout
 from fedecho.core.rng import derive
 from fedecho.core.server import Server
@@ -82,7 +83,7 @@ def assembled(
         return
     network = bound_network(experiment.task, experiment.seed)
     inputs = inputs_of(experiment, experiment.task)
-    runtimes = _runtimes(experiment)
+    runtimes = runtimes_of(experiment)
     student = student_of(experiment, lambda: student_for(network, experiment.task, distiller_of(experiment)))
     server = server_of(experiment, network, student)
     runner = _executor(experiment, execution, network, runtimes, say)
@@ -109,7 +110,7 @@ def _on_gpu(experiment: Experiment, execution: Execution, say: Callable[[str], N
         inputs = inputs_of(experiment, parts.task)
         if parts.one_by_one:
             say(f"clients train one after another, in captured steps: {parts.one_by_one}")
-        runtimes = _runtimes(experiment)
+        runtimes = runtimes_of(experiment)
         server = server_of(experiment, parts.network, student_of(experiment, parts.student))
         layout, wanted = parts.network.layout, _wanted(experiment, runtimes)
         if execution.executor == "cuda":
@@ -125,7 +126,8 @@ def _on_gpu(experiment: Experiment, execution: Execution, say: Callable[[str], N
             runner.close()
 
 
-def _runtimes(experiment: Experiment) -> ClientRuntimes:
+def runtimes_of(experiment: Experiment) -> ClientRuntimes:
+    """Of every client, by its size; whoever floods the server is as fast as he likes."""
     task = experiment.task
     sizes = np.fromiter((task.num_examples(client) for client in range(task.num_clients)), np.int64, task.num_clients)
     runtimes = experiment.runtimes.assign(sizes, experiment.seed)
@@ -207,11 +209,13 @@ def _wanted(experiment: Experiment, runtimes: ClientRuntimes) -> Set[int] | None
     return None if schedule is None else schedule.answered
 
 
-def forecast_of(experiment: Experiment, runtimes: ClientRuntimes | None = None) -> Forecast | None:
+def forecast_of(
+    experiment: Experiment, runtimes: ClientRuntimes | None = None, watch: Callable[[Moment], None] = lambda moment: None
+) -> Forecast | None:
     """The schedule of the whole run, drawn ahead; None for a method that does not say the size of its buffer."""
     if experiment.buffer_size is None:
         return None
-    known = runtimes or _runtimes(experiment)
+    known = runtimes or runtimes_of(experiment)
     return forecast(
         buffer_size=experiment.buffer_size,
         demands=demands(experiment.algorithm),
@@ -221,6 +225,7 @@ def forecast_of(experiment: Experiment, runtimes: ClientRuntimes | None = None) 
         num_versions=experiment.num_versions,
         dispatch_after_step=experiment.dispatch_after_step,
         make_transport=lambda executor: _transport(experiment, executor, known),
+        watch=watch,
     )
 
 

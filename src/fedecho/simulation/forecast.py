@@ -57,8 +57,9 @@ def forecast(
     num_versions: int,
     dispatch_after_step: bool,
     make_transport: Callable[[SerialExecutor], VirtualTransport],
+    watch: Callable[[Moment], None] = lambda moment: None,
 ) -> Forecast:
-    """The schedule up to version ``num_versions``."""
+    """The schedule up to version ``num_versions``; ``watch`` sees every moment of it."""
     nothing = torch.zeros(0)
     synchronous = Demands(synchronous=demands.synchronous)
     server = Server(
@@ -74,6 +75,7 @@ def forecast(
     def note(moment: Moment) -> bool:
         """Stops where nobody ever arrives: the run itself will say so."""
         nonlocal fruitless
+        watch(moment)
         accepted = moment.receipt.status == "accepted"
         fruitless = 0 if accepted else fruitless + 1
         if accepted:
