@@ -428,6 +428,26 @@ def test_in_a_file_no_word_is_folded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "control: FedEcho, distillation batch 8  74.36  74.36" in re.sub(" {2,}", "  ", text)
 
 
+def test_rows_of_our_own_that_have_not_run_are_left_out_but_not_from_a_file_for_programs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    words = ("table", "gsm8k", "--only", "smollm2-135m-45")
+    own, paper = "control: FedEcho, distill_lr 2e-5", ("FedEcho", "FADAS", "before training")
+    assert own.lower().split(", ")[1].replace(" ", "-").replace("_", "-") in fedecho(*words, "--dry-run")
+    for form in ("text", "markdown"):
+        shown = fedecho(*words, "--show", "--format", form)
+        assert own not in shown
+        assert all(row in shown for row in paper)
+    assert own in [line["method"] for line in records(*words, "--show")]
+    both = fedecho("table", "gsm8k", "--show", "--format", "markdown", "--only", "smollm2", "--only", "2e-5")
+    assert own in both, "it has run for the other column"
+    empty = ("table", "mrpc", "--show", "--results", str(tmp_path))
+    assert "FedEcho" in fedecho(*empty, "--format", "markdown"), "rows of the paper's are there before they have run"
+    asked = fedecho(*empty, "--only", "u-all", "--format", "markdown")
+    assert "U all test pairs" in asked, "what was asked for is not left out where it is all"
+
+
 def test_a_program_is_told_which_seeds_diverged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     found = {line["method"]: line for line in records("table", "mrpc", "--show", "--only", "minilm", "--by-seed")}

@@ -54,6 +54,11 @@ class View:
             for column in self.table.columns:
                 yield from self.finished(row, column).values()
 
+    def rows(self, *columns: Column) -> tuple[Row, ...]:
+        """What is shown of these columns: not the rows of our own of which nothing has run there, unless that is all."""
+        shown = [row for row in self.table.rows if not row.control or any(self.finished(row, column) for column in columns)]
+        return tuple(shown) or self.table.rows
+
     def figure(self, row: Row, column: Column) -> "Figure":
         ended = self.finished(row, column)
         trained = [result for result in ended.values() if not result.diverged]

@@ -28,7 +28,7 @@ def as_text(view: View) -> Iterator[Table]:
             words = heading in ("method", "ran on")  # where a terminal is narrow, words are folded and figures are whole
             shown.add_column(heading, justify="left" if words else "right", no_wrap=not words, overflow="fold")
         marks = Marks()
-        for row in view.table.rows:
+        for row in view.rows(column):
             shown.add_row(row.label, *view.figure(row, column).cells(marks))
         shown.caption = Text(marks.told("\n") + "\n") if marks.known else None
         yield shown
@@ -87,7 +87,7 @@ def _lines(view: View, marks: Marks) -> Iterator[list[str]]:
     first, *others = view.headings
     columns = view.table.columns
     yield ["method", *(heading for column in columns for heading in (f"{column.label}: {first}", *others))]
-    for row in view.table.rows:
+    for row in view.rows(*columns):
         yield [row.label, *(cell for column in columns for cell in view.figure(row, column).cells(marks))]
 
 
@@ -111,7 +111,8 @@ def _what_figures_are(table: PaperTable, found: list[CellResult]) -> str:
     beside = "; ".join(f"{heading}: {SINGLE.get(heading, 'the same')}" for _, heading in table.scores)
     most = max(len(result.evaluations) for result in found)
     last = "mean of a run's last ten evaluations" if most > 1 else "of a run's one evaluation"
-    return f"accuracy in %, {last} ({beside}), mean ± deviation over seeds; an empty cell has not run"
+    empty = "an empty cell has not run, rows of our own that have not are left out"
+    return f"accuracy in %, {last} ({beside}), mean ± deviation over seeds; {empty}"
 
 
 def _other_files(found: list[CellResult]) -> Iterator[str]:
