@@ -43,12 +43,27 @@ def test_a_users_own_tsv_and_jsonl_are_the_same_pairs(tmp_path: Path) -> None:
         ("a.jsonl", "[1]\n", r"a\.jsonl, line 1: must be a JSON object"),
         ("a.jsonl", '{"sentence1": "x", "sentence2": "y", "label": true}\n', r"line 1: the label must be"),
         ("a.txt", "x", r"a\.txt must be a \.tsv or a \.jsonl file"),
+        ("a.tsv", "label\tsentence1\tsentence1\n1\tx\ty\n", r"a\.tsv, line 1: the heading names 'sentence1' twice"),
+        ("a.tsv", f"label\tsentence1\tsentence2\n{'9' * 5000}\tx\ty\n", r"line 2: the label must be a class from 0 on, got"),
+        (
+            "a.jsonl",
+            '{"sentence1": "x\\ud83d", "sentence2": "y", "label": 1}\n',
+            r"line 1: 'sentence1' holds half of a character",
+        ),
+        ("a.jsonl", '{"sentence1": ' + "[" * 100_000, r"a\.jsonl, line 1: no JSON of ours \(nested too deeply\)"),
+        ("a.jsonl", '{"label": ' + "9" * 5000 + "}", r"a\.jsonl, line 1: no JSON of ours \(Exceeds the limit"),
     ],
 )
 def test_a_broken_pair_is_named_by_file_and_line(tmp_path: Path, name: str, text: str, said: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(ValueError, match=said):
         read_pairs(tmp_path / name, labelled=True)
+
+
+def test_a_heading_may_mix_the_names_of_glue_and_of_users(tmp_path: Path) -> None:
+    (tmp_path / "mixed.tsv").write_text("Quality\tsentence1\t#2 String\n1\tx\ty\n")
+    (pair,) = read_pairs(tmp_path / "mixed.tsv", labelled=True)
+    assert (pair.first, pair.second, pair.label) == ("x", "y", 1)
 
 
 def test_files_that_are_not_there_or_no_text(tmp_path: Path) -> None:
@@ -90,6 +105,8 @@ def test_gsm8k_and_mathinstruct(tmp_path: Path) -> None:
         ("a.json", "[]", r"a\.json holds no questions"),
         ("a.jsonl", '{"question": "q", "answer": ""}\n', r"a\.jsonl, line 1: 'answer' must be a text"),
         ("a.csv", "x", r"must be a \.json or a \.jsonl file"),
+        ("a.jsonl", '{"question": "q", "answer": "<<1+1=2>>"}\n', r"line 1: 'answer without <<\.\.\.>>' must be a text"),
+        ("a.jsonl", '{"instruction": "q", "input": 3, "output": "a"}\n', r"line 1: 'input' must be a text"),
     ],
 )
 def test_a_broken_question_is_named(tmp_path: Path, name: str, text: str, said: str) -> None:
@@ -98,12 +115,31 @@ def test_a_broken_question_is_named(tmp_path: Path, name: str, text: str, said: 
         read_instructions(tmp_path / name)
 
 
+def test_what_an_instruction_is_about_belongs_to_the_question(tmp_path: Path) -> None:
+    rows = [{"instruction": "Add them.", "input": given, "output": "3"} for given in ("1 and 2", "", None)]
+    (tmp_path / "alpaca.json").write_text(json.dumps(rows))
+    assert [each.question for each in read_instructions(tmp_path / "alpaca.json")] == [
+        "Add them.\n\n1 and 2",
+        "Add them.",
+        "Add them.",
+    ]
+
+
+def test_a_calculator_s_notes_are_left_out_and_program_code_is_not(tmp_path: Path) -> None:
+    kept = ["print((1 << n) >> 2)", "std::vector<<int>> v", "x <<= 2; y >>= 1", "<<a=b>>"]
+    notes = ["<<48/2=24>>", "<<2*3.5=7>>", "<<1000*.5=$500>>", "<<10-12=-2>>", "<<1,000+1=1,001>>"]
+    rows = [{"question": "q", "answer": f"so {text}!"} for text in kept + notes]
+    (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    answers = [each.answer for each in read_instructions(tmp_path / "mine.jsonl")]
+    assert answers == [f"so {text}!" for text in kept] + ["so !"] * len(notes)
+
+
 def test_a_model_is_a_folder_here_or_in_the_data_folder_or_a_name_with_an_owner(tmp_path: Path) -> None:
     (tmp_path / "tiny").mkdir()
     assert find_model(str(tmp_path / "tiny")) == str(tmp_path / "tiny")
     assert find_model("tiny", tmp_path) == str(tmp_path / "tiny")
     assert find_model("someone/tiny", tmp_path) == str(tmp_path / "tiny"), "a saved copy comes before the hub"
     assert find_model("someone/other", tmp_path) == "someone/other"
-    for name in ("other", "/nowhere/other", "./some/other"):
+    for name in ("other", "/nowhere/other", "./some/other", "/nowhere/tiny", "./some/tiny", "~/nowhere/tiny", "a/b/tiny"):
         with pytest.raises(MissingDataError, match=rf"there is no model folder {name}"):
             find_model(name, tmp_path)

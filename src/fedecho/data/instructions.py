@@ -1,17 +1,19 @@
 """Questions with worked answers: MathInstruct's JSON, GSM8K's jsonl, or a user's own jsonl of instructions."""
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedecho.data.lines import BadLine, jsonl, read_text, text_of, with_keys
+from fedecho.data.lines import BadLine, json_of, jsonl, read_text, text_of, with_keys
 
 KEYS = (("question", "answer"), ("instruction", "output"), ("prompt", "response"))
 """The names that GSM8K, MathInstruct and many others give the two parts."""
-CALCULATOR = re.compile(r"<<[^<>]*>>")
+INPUT = "input"
+"""What some instructions are about, as Alpaca has it; often empty."""
+CALCULATOR = re.compile(r"<<[^<>\n]*=\s*[-+]?[$\d.,/ ]+>>")
+"""GSM8K's notes such as <<48/2=24>>; shifts and templates of program code are none."""
 MOST_STEPS = 8
 
 
@@ -38,10 +40,7 @@ def read_instructions(path: Path) -> list[Worked]:
 
 def _array(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """The items of a JSON list, numbered as a file with an item a line would be."""
-    try:
-        items = json.loads(read_text(path))
-    except json.JSONDecodeError as error:
-        raise BadLine(path, error.lineno, f"no JSON ({error.msg})") from None
+    items = json_of(read_text(path), path)
     if not isinstance(items, list):
         raise ValueError(f"{path} must be a JSON list of objects, got a {type(items).__name__}")
     for number, item in enumerate(items, start=1):
@@ -52,7 +51,9 @@ def _worked(row: dict[str, Any], number: int, path: Path) -> Worked:
     for ask, reply in KEYS:
         if ask in row and reply in row:
             question, answer = text_of(row[ask], ask, path, number), text_of(row[reply], reply, path, number)
-            plain = CALCULATOR.sub("", answer)
+            if row.get(INPUT) not in (None, ""):
+                question = f"{question}\n\n{text_of(row[INPUT], INPUT, path, number)}"
+            plain = text_of(CALCULATOR.sub("", answer), f"{reply} without <<...>>", path, number)
             return Worked(question, plain, str(row.get("source", _steps(plain))), path, number)
     pairs = " or ".join(" and ".join(pair) for pair in KEYS)
     raise BadLine(path, number, f"must have {pairs}; it has {', '.join(map(repr, row)) or 'nothing'}")

@@ -31,11 +31,19 @@ def jsonl(path: Path, wanted: Sequence[str]) -> Iterator[tuple[int, dict[str, An
     for number, line in enumerate(read_text(path).split("\n"), start=1):
         if not line.strip():
             continue
-        try:
-            found = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise BadLine(path, number, f"no JSON ({error.msg})") from None
-        yield number, with_keys(found, wanted, path, number)
+        yield number, with_keys(json_of(line, path, number), wanted, path, number)
+
+
+def json_of(text: str, path: Path, number: int = 1) -> Any:
+    """What a text that begins at this line of a file says."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise BadLine(path, number + error.lineno - 1, f"no JSON ({error.msg})") from None
+    except RecursionError:
+        raise BadLine(path, number, "no JSON of ours (nested too deeply)") from None
+    except ValueError as error:  # a number of thousands of digits
+        raise BadLine(path, number, f"no JSON of ours ({error})") from None
 
 
 def with_keys(found: Any, wanted: Sequence[str], path: Path, number: int) -> dict[str, Any]:
@@ -52,6 +60,9 @@ def tsv(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     """Each line's number and cells by the names in the heading. No quoting: a quotation mark is a character like any other."""
     heading, *lines = read_text(path).split("\n")
     names = heading.rstrip("\r").split("\t")
+    for name in names:
+        if names.count(name) > 1:
+            raise BadLine(path, 1, f"the heading names {name!r} twice")
     for number, line in enumerate(lines, start=2):
         if not line.strip():
             continue
@@ -64,4 +75,9 @@ def tsv(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
 def text_of(value: Any, key: str, path: Path, number: int) -> str:
     if not isinstance(value, str) or not value.strip():
         raise BadLine(path, number, f"{key!r} must be a text that is not empty, got {value!r}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        broken = value[error.start].encode("ascii", "backslashreplace").decode()
+        raise BadLine(path, number, f"{key!r} holds half of a character ({broken}): mend or remove the line") from None
     return value

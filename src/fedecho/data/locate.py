@@ -55,11 +55,12 @@ def remedy(name: str) -> str:
 
 def find_model(name: str, data_dir: Path | None = None) -> str:
     """The folder of saved weights of that name, here or in the data folder; else the name itself if it can be one at the hub."""
-    inside = data_folder(data_dir)
-    for folder in (Path(name).expanduser(), inside / name, inside / Path(name).name):
+    inside, hub_name = data_folder(data_dir), HUB_NAME.fullmatch(name)
+    copies = [inside / Path(name).name] if hub_name else []  # a path that is not there is a mistake, and no name of another's
+    for folder in (Path(name).expanduser(), inside / name, *copies):
         if folder.is_dir():
             return str(folder)
-    if HUB_NAME.fullmatch(name):
+    if hub_name:
         return name
     place = f"{inside}{'' if inside.is_dir() else ', which is not there'}"
     raise MissingDataError(

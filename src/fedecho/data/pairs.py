@@ -3,12 +3,14 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from fedecho.data.lines import BadLine, jsonl, text_of, tsv
 
 GLUE = {"sentence1": "#1 String", "sentence2": "#2 String", "label": "Quality"}
 """The columns of the GLUE files beside the names that users have."""
+MOST_DIGITS = 9
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     if path.suffix != ".tsv":
         raise ValueError(f"{path} must be a .tsv or a .jsonl file")
     for number, row in tsv(path):
-        yield number, {name: row[theirs] for name, theirs in GLUE.items() if theirs in row} or row
+        yield number, row | {name: row[theirs] for name, theirs in GLUE.items() if theirs in row and name not in row}
 
 
 def _pair(row: dict[str, Any], number: int, path: Path, labelled: bool) -> Pair:
@@ -53,6 +55,6 @@ def _pair(row: dict[str, Any], number: int, path: Path, labelled: bool) -> Pair:
 
 def _label(value: Any, path: Path, number: int) -> int:
     text = str(value).strip()
-    if isinstance(value, bool) or not text.isdecimal():
-        raise BadLine(path, number, f"the label must be a class from 0 on, got {value!r}")
+    if isinstance(value, bool) or not text.isdecimal() or len(text) > MOST_DIGITS:
+        raise BadLine(path, number, f"the label must be a class from 0 on, got {shorten(repr(value), 80, placeholder=' ...')}")
     return int(text)

@@ -17,19 +17,19 @@ from fedecho.data.ragged import Ragged
 from fedecho.models.pretrained import stop_tokens
 from fedecho.models.room import cache_with_room
 
-NUMBER = re.compile(r"(?:(?<!\w)-)?\$?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
-"""A sign is no sign behind a letter or a digit: "10-12" ends with 12."""
-MARK = "####"
+NUMBER = r"(?:(?<!\w)-)?\$?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)"
+"""A sign is no sign behind a letter or a digit: "10-12" ends with 12. Commas are between thousands: "1,2,3" are three numbers."""
+NUMBERS, MARKED = re.compile(NUMBER), re.compile(rf"####\s*({NUMBER})")
 
 
 def final_number(text: str) -> Decimal | None:
-    """The number that an answer comes to: the first that follows a ####, else the last of all.
+    """The number that an answer comes to: the first that stands right behind a ####, else the last of all.
 
     >>> final_number("so 3 + 4 = 7\\n#### 1,007.50"), final_number("it is $12."), final_number("I do not know")
     (Decimal('1007.50'), Decimal('12'), None)
     """
-    marked = NUMBER.findall(text.partition(MARK)[2])
-    chosen = marked[0] if marked else (NUMBER.findall(text) or [None])[-1]
+    marked = MARKED.search(text)
+    chosen = marked[1] if marked else (NUMBERS.findall(text) or [None])[-1]
     if chosen is None:
         return None
     try:
