@@ -19,7 +19,6 @@ from benchmarks.arguments import at_least_one
 from fedecho.core.layout import Layout
 from fedecho.core.tokens import Positions
 from fedecho.core.types import Dispatch, GlobalModel, Weights
-from fedecho.data.locate import MissingDataError
 from fedecho.data.partition import IidPartitioner
 from fedecho.distill import normalized_entropy
 from fedecho.distill.storage import Entry, FullLogits, HiddenStates, Storage, TopLogits
@@ -128,7 +127,7 @@ def main() -> None:
     if options.model:
         try:
             show_error(options.model, options.data_dir, options.queries, options.clients, options.steps)
-        except MissingDataError as error:
+        except ValueError as error:
             parser.error(str(error))
     else:
         show_bytes(options.texts)

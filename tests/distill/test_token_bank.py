@@ -129,6 +129,27 @@ def test_all_but_one_logit_kept_is_everything() -> None:
     assert torch.allclose(top.teacher([one for _, one in entries]), full.teacher([one for one, _ in entries]), atol=1e-5)
 
 
+def test_answers_are_those_of_a_model_that_drops_nothing_out(task: MathInstructTask) -> None:
+    module = task.network(0)
+    layer = module.get_submodule("model.layers.0.mlp")
+    layer.register_forward_hook(lambda layer, inputs, said: nn.functional.dropout(said, 0.5, layer.training))
+    network = Layout.of(module).bind(module)
+    student = student_for(network, task, Distiller(token_bank="exact"))
+    network.module.train()
+    one, other = (student.infer(network.weights)[0] for _ in range(2))
+    assert torch.equal(one, other)
+    assert not network.module.training
+
+
+def test_how_old_a_teacher_is_counts_from_the_last_word(task: MathInstructTask) -> None:
+    distiller = Distiller(token_bank="exact")
+    student = student_of(task, distiller)
+    bank, entry = student.bank(distiller), student.infer(clients(student)[0])
+    for client, version in ((0, 1), (1, 2), (0, 7)):
+        bank.put(client, entry, version)
+    assert bank.mean_age(10) == 10 - (7 + 2) / 2
+
+
 def test_half_precision_takes_half_and_stays_near() -> None:
     layer, positions = head(), Positions(torch.tensor([2, 4]))
     for make in (lambda d: HiddenStates(layer, d), lambda d: FullLogits(V, d)):

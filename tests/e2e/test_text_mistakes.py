@@ -1,9 +1,11 @@
 """Bad input of the text tasks: one clear line, exit code 2, no traceback, and no download unless a hub's name is given."""
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 from tiny_text import save_classifier, save_language_model, write_world
 from typer.testing import CliRunner, Result
 
@@ -109,6 +111,50 @@ def test_settings_of_control_variates_for_a_method_that_has_none(data: Path) -> 
         one_clear_line([*MRPC, "--set", setting], "local.corrected and local.correct_unseen", "fedac", "leave them out")
 
 
+def test_a_pad_token_that_the_model_has_no_number_for(data: Path) -> None:
+    """Added to the tokenizer and not to the model: as common as it is fatal, in the middle of a run."""
+    for kind, words in (("tiny-bert", MRPC), ("tiny-llama", MATH)):
+        tokenizer = pretrained.library("transformers").AutoTokenizer.from_pretrained(data / kind)
+        tokenizer.add_special_tokens({"pad_token": "[PAD]"})
+        tokenizer.save_pretrained(data / kind)
+        one_clear_line(words, "the pad token '[PAD]' is token 330", "has 330", "resize_token_embeddings", "task.pad_token")
+
+
+def test_a_folder_of_adapters(data: Path) -> None:
+    for kind, words in (("tiny-bert", MRPC), ("tiny-llama", MATH)):
+        (data / kind / "adapter_config.json").write_text("{}")
+        one_clear_line(words, f"{kind} holds adapters (adapter_config.json)", "merge_and_unload")
+
+
+def test_a_model_with_a_program_of_its_own(data: Path) -> None:
+    """It is neither run nor offered to be."""
+    for kind, words in (("tiny-bert", MRPC), ("tiny-llama", MATH)):
+        path = data / kind / "config.json"
+        config = json.loads(path.read_text()) | {"model_type": "mine", "auto_map": {"AutoConfig": "mine.MineConfig"}}
+        path.write_text(json.dumps(config))
+        (data / kind / "mine.py").write_text(f"import pathlib\npathlib.Path({str(data / 'ran')!r}).touch()\n")
+        one_clear_line(words, f"from {data / kind}", "no such program is run here")
+    assert not (data / "ran").exists()
+
+
+def test_weights_that_are_not_finite(data: Path) -> None:
+    weights = load_file(data / "tiny-llama" / "model.safetensors")
+    weights["model.norm.weight"][0] = float("nan")
+    save_file(weights, data / "tiny-llama" / "model.safetensors", metadata={"format": "pt"})
+    one_clear_line(MATH, "tiny-llama: this model's answers are not finite", "damaged")
+
+
+def test_adapters_that_were_asked_for_wrongly(data: Path) -> None:
+    one_clear_line(
+        [*MATH, "--set", "task.lora_rank=2", "--set", "task.lora_targets=q_proj,vproj"], "no layer 'vproj'", "v_proj"
+    )
+    one_clear_line([*MATH, "--set", "task.lora_alpha=32"], "set task.lora_rank too")
+
+
+def test_more_questions_than_there_are(data: Path) -> None:
+    one_clear_line([*MATH, "--set", "task.num_test=9999"], "task.num_test is 9999, but gsm8k-test has 6 questions")
+
+
 def test_texts_longer_than_the_model_takes(data: Path) -> None:
     save_classifier(data / "short", room=16)
     one_clear_line([*MRPC, "--set", "task.model=short"], "line ", "more than the 16", "task.max_length")
@@ -116,6 +162,7 @@ def test_texts_longer_than_the_model_takes(data: Path) -> None:
 
 def test_weights_that_are_missing(data: Path) -> None:
     one_clear_line([*MRPC, "--set", "task.model=nowhere"], "no model folder nowhere", "task.model", "--data-dir")
+    one_clear_line([*MRPC, "--set", "task.model=/nowhere/v2/tiny-bert"], "no model folder /nowhere/v2/tiny-bert")
     one_clear_line([*MATH, "--set", "task.model=tiny-bert"], "saved as Bert", "is it a causal language model?")
     (data / "empty").mkdir()
     one_clear_line([*MRPC, "--set", "task.model=empty"], "empty holds no config.json")

@@ -170,7 +170,12 @@ def test_the_record_names_libraries_and_weights_and_a_resume_wants_the_same(
     record = tmp_path / "run" / "run.jsonl"  # as one of before, which named the weights alone
     record.write_text(record.read_text().replace(f"{weights}, tokenizer {tokenizer}", weights))
     assert resume(tmp_path / "run").summary.notes == header["notes"]
-    assert files_of(Path("hub/models--a--b/snapshots/0123abc")) == "hub commit 0123abc"
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    assert files_of(Path(f"hub/models--a--b/snapshots/{commit}")) == f"hub commit {commit}"
+    for own in ("snapshots/step-100", f"snapshots/{commit}", "models--a--b/snapshots/step-100"):
+        folder = tmp_path / own
+        shutil.copytree(world / "tiny-llama", folder)
+        assert files_of(folder).startswith("sha256 "), "whoever keeps checkpoints in a folder of that name may change them"
 
 
 def test_tables_name_every_stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

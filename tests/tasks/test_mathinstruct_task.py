@@ -1,5 +1,6 @@
 """Worked questions on a tiny language model made on the spot."""
 
+import json
 from dataclasses import replace
 from decimal import Decimal
 from math import sqrt
@@ -8,11 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny_text import save_language_model, tokenizer, write_world
+from tiny_text import TEMPLATE, save_language_model, tokenizer, write_world
 from torch.nn.functional import cross_entropy
 from transformers import GenerationConfig
 
 from fedecho.core.layout import Layout
+from fedecho.data.instructions import read_instructions
+from fedecho.data.partition import DirichletPartitioner
 from fedecho.models.lean import FusedRMSNorm
 from fedecho.models.pretrained import _in_float32, library, stop_tokens
 from fedecho.tasks import MathInstructTask
@@ -49,9 +52,11 @@ def test_the_loss_is_on_the_answers_alone(task: MathInstructTask) -> None:
 
 def test_questions_are_held_out_of_what_the_clients_have(task: MathInstructTask) -> None:
     held, kept = task._split
-    assert (len(held), len(kept)) == (5, 45)
-    assert not {each.line for each in held} & {each.line for each in kept}
-    assert sum(task.num_examples(client) for client in range(3)) == 45
+    asked = [each.question for each in read_instructions(Path(str(task.data_dir)) / "gsm8k" / "train.jsonl")]
+    assert len(set(asked)) < len(asked) == 50, "some are asked twice"
+    assert len({each.question for each in held}) == len(held) == 5
+    assert [each.question for each in kept] == [text for text in asked if text not in {each.question for each in held}]
+    assert sum(task.num_examples(client) for client in range(3)) == len(kept)
     other = replace(task, seed=1)._split[0]
     assert {each.line for each in other} != {each.line for each in held}
 
@@ -72,8 +77,51 @@ def test_lora_trains_and_sends_the_adapters_alone(task: MathInstructTask) -> Non
     # Four projections of 16 x 16, two of 16 x 32 and one of 32 x 16, in two layers; the head has none.
     assert layout.num_params == 2 * 2 * (4 * (16 + 16) + 3 * (16 + 32))
     assert torch.equal(lora.logits(module.eval(), torch.arange(2)), task.logits(task.network(0).eval(), torch.arange(2)))
-    with pytest.raises(ValueError, match=r"lora_targets 'nothing' does not fit this model"):
-        replace(lora, lora_targets="nothing").network(0)
+    for wrong, name in (("nothing", "nothing"), ("q_proj,vproj", "vproj")):
+        with pytest.raises(ValueError, match=rf"no layer '{name}'; its linear ones are .*q_proj, up_proj, v_proj \(all-linear"):
+            replace(lora, lora_targets=wrong).network(0)
+    with pytest.raises(ValueError, match=r"lora_targets 'norm' does not fit this model"):
+        replace(lora, lora_targets="norm").network(0)
+
+
+@pytest.mark.parametrize(("alpha", "scale"), [(None, 2.0), (3.0, 1.0)])
+def test_adapters_are_scaled_by_alpha_over_the_rank(task: MathInstructTask, alpha: float | None, scale: float) -> None:
+    """LoRA's own formula, alpha / r; alpha is twice the rank unless it is given."""
+    lora = replace(task, lora_rank=3, lora_alpha=alpha, lora_targets="q_proj")
+    module = lora.network(0).eval()
+    layer = module.get_submodule("model.layers.0.self_attn.q_proj")
+    down, up = layer.get_submodule("lora_A.default").weight, layer.get_submodule("lora_B.default").weight
+    torch.nn.init.normal_(up, generator=torch.Generator().manual_seed(1))
+    x = torch.randn(2, 16, generator=torch.Generator().manual_seed(2))
+    plain = layer.get_submodule("base_layer")(x)
+    assert torch.allclose(layer(x), plain + scale * (x @ down.T @ up.T), atol=1e-5)
+
+
+def test_who_has_what_moves_with_the_seed_and_is_split_by_source_or_steps(task: MathInstructTask, tmp_path: Path) -> None:
+    def clients(of: MathInstructTask) -> list[list[int]]:
+        return [sorted(of._split[1][row].line for row in of._parts[client].tolist()) for client in range(of.num_clients)]
+
+    same = replace(task, num_unlabeled=0)
+    assert clients(same) == clients(replace(same))
+    assert clients(same) != clients(replace(same, seed=1))
+    rows = [{"source": f"{n % 3}.json", "instruction": f"question {n}", "output": "so 1"} for n in range(60)]
+    (tmp_path / "own.json").write_text(json.dumps(rows))
+    apart = DirichletPartitioner(alpha=1e-3, min_partition_size=1)
+    own = replace(same, train=str(tmp_path / "own.json"), partition=apart)
+    groups = [{own._split[1][row].group for row in own._parts[client].tolist()} for client in range(3)]
+    assert sorted(map(len, groups)) == [1, 1, 1], "with next to no mixing every client has one source"
+
+
+def test_questions_that_are_asked_again_are_all_held_out(task: MathInstructTask, tmp_path: Path) -> None:
+    sources = ("CoT", "PoT", "rft")
+    rows = [{"source": s, "instruction": f"question {n}", "output": f"{s} 1"} for s in sources for n in range(20)]
+    (tmp_path / "thrice.json").write_text(json.dumps(rows))
+    thrice = replace(task, train=str(tmp_path / "thrice.json"), num_unlabeled=7)
+    held, kept = thrice._split
+    assert (len(held), len(kept)) == (7, 60 - 3 * 7)
+    assert not {each.question for each in held} & {each.question for each in kept}
+    with pytest.raises(ValueError, match=r"num_unlabeled is 20, but .*thrice\.json has 20 questions in all"):
+        replace(thrice, num_unlabeled=20).num_examples(0)
 
 
 def test_greedy_answers_are_those_of_single_unpadded_prompts(task: MathInstructTask) -> None:
@@ -152,6 +200,7 @@ def test_scores(task: MathInstructTask, monkeypatch: pytest.MonkeyPatch) -> None
     said = [each.answer if row < 2 else "#### -1" for row, each in enumerate(task._test_set)]
     monkeypatch.setattr("fedecho.tasks.mathinstruct.greedy_answers", lambda *arguments: said)
     module = task.network(0).eval()
+    monkeypatch.setattr("fedecho.tasks.mathinstruct.LOSS_CHUNK", 4)  # 4 questions and 2: a mean of means would be another
     scores = task.evaluate(module)
     assert scores["accuracy"] == pytest.approx(2 / 6)
     assert scores["standard_error"] == pytest.approx(sqrt(2 / 6 * 4 / 6 / 6)) == standard_error(2 / 6, 6)
@@ -167,6 +216,8 @@ def test_an_evaluation_of_the_first_few_questions(task: MathInstructTask) -> Non
     few = replace(task, num_test=2)
     assert few.evaluate(few.network(0).eval())["num_questions"] == 2
     assert [each.line for each in few._test_set] == [1, 2]
+    with pytest.raises(ValueError, match=r"num_test is 7, but gsm8k-test has 6 questions"):
+        replace(task, num_test=7).read_inputs(unlabeled=False)
 
 
 def test_chat_templates_and_models_without_one() -> None:
@@ -177,9 +228,29 @@ def test_chat_templates_and_models_without_one() -> None:
     base = Chat(tokenizer(chat=False, bos=True), "{question} !")
     assert base.answered("How", "So") == ("<s>Question: How !\nAnswer:", " So</s>"), "as the tokenizer itself begins a text"
     assert base.tokens([base.asked("How")])[0] == base.tokenizer(plain.asked("How"))["input_ids"]
+    line = Chat(tokenizer(), "{question}")
+    line.tokenizer.chat_template = f"{line.tokenizer.chat_template}\n"
+    line.tokenizer.chat_template = line.tokenizer.chat_template.replace("</s>{% endfor %}", "</s>\n{% endfor %}")
+    assert line.answered("How", "So")[1] == " So </s>", "what a template writes behind the end is nothing to learn"
     odd = Chat(tokenizer(), "{question}")
     odd.tokenizer.chat_template = "{{ messages | length }}{% if add_generation_prompt %}>{% endif %}"
     assert odd.answered("How", "So") == ("1>", "So</s>"), "a template that rewrites the past is not trusted with the answer"
+
+
+def test_a_template_that_writes_the_day_writes_the_same_one_every_day() -> None:
+    dated = Chat(tokenizer(), "{question}")
+    today = (
+        "{% if not date_string is defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}Today: {{ date_string }}"
+    )
+    dated.tokenizer.chat_template = today + TEMPLATE
+    assert dated.asked("How").startswith("Today: 26 Jul 2024<s>user")
+    assert dated.answered("How", "So")[1] == " So </s>"
+    dated.tokenizer.chat_template = (
+        '{% set today = strftime_now("%A, %Y-%m-%d") %}{{ today }} or {{ strftime_now("%B" ~ "") }}' + TEMPLATE
+    )
+    assert dated.asked("How").startswith("Friday, 2024-07-26 or July<s>user")
+    dated.tokenizer.chat_template = "{% set form = '%Y' %}{{ strftime_now(form) }}" + TEMPLATE
+    assert dated.asked("How").startswith("2024-07-26<s>user")
 
 
 def test_texts_that_are_too_long(task: MathInstructTask, tmp_path: Path) -> None:
@@ -234,6 +305,9 @@ def test_what_stands_beside_the_numbers(task: MathInstructTask) -> None:
         ({"num_clients": 0}, "num_clients must be at least 1, got 0"),
         ({"lora_rank": 0}, "lora_rank must be at least 1, got 0"),
         ({"num_test": 0}, "num_test must be at least 1, got 0"),
+        ({"lora_alpha": 32.0}, "set task.lora_rank too"),
+        ({"lora_targets": "q_proj"}, "set task.lora_rank too"),
+        ({"lora_rank": 4, "lora_alpha": 0.0}, "lora_alpha must be above 0, got 0.0"),
         ({"prompt": "think"}, "prompt must hold {question}, got 'think'"),
         ({"unlabeled_part": "all"}, "unlabeled_part must be 'query' or 'answer', got 'all'"),
     ],
@@ -260,5 +334,5 @@ def test_a_gpu_that_emulates_bf16_computes_and_keeps_float32(
 
 
 def test_u_cannot_be_everything(task: MathInstructTask) -> None:
-    with pytest.raises(ValueError, match=r"num_unlabeled is 50, but gsm8k-train has 50 questions in all"):
+    with pytest.raises(ValueError, match=r"num_unlabeled is 50, but gsm8k-train has 47 questions in all"):
         replace(task, num_unlabeled=50).num_examples(0)

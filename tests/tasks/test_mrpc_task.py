@@ -7,24 +7,37 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny_text import save_classifier, tokenizer, write_world
+from tiny_text import save_classifier, save_language_model, tokenizer, write_world
+from tokenizers import normalizers
 from torch.nn.functional import cross_entropy
 from transformers import (
     AutoModel,
     BertConfig,
+    BloomConfig,
+    Data2VecTextConfig,
     DistilBertConfig,
     DistilBertForSequenceClassification,
+    IBertConfig,
+    MambaConfig,
     MPNetConfig,
+    PretrainedConfig,
     RobertaConfig,
+    RobertaForSequenceClassification,
+    RobertaPreLayerNormConfig,
+    T5Config,
     XLMRobertaConfig,
+    XLMRobertaXLConfig,
+    XLNetConfig,
+    XmodConfig,
 )
 
 from fedecho import load, simulate
 from fedecho.data.pairs import Pair
 from fedecho.data.partition import IidPartitioner
-from fedecho.models.pretrained import longest
+from fedecho.models.pretrained import ENDLESS, longest
 from fedecho.tasks import TASKS, MrpcTask
 from fedecho.tasks.mrpc import f1_score, num_classes
+from fedecho.tasks.text import between_sentences
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +54,29 @@ def test_every_pair_is_in_exactly_one_client(task: MrpcTask) -> None:
     rows = Counter(int(row) for client in range(4) for row in task._parts[client])
     assert set(rows.values()) == {1}
     assert sum(task.num_examples(client) for client in range(4)) == len(rows) == 60
+
+
+def test_who_has_what_and_what_u_is_move_with_the_seed(task: MrpcTask) -> None:
+    one, other = task, replace(task, seed=1)
+    assert [one._parts[client].tolist() for client in range(4)] != [other._parts[client].tolist() for client in range(4)]
+    assert [pair.line for pair in one._unlabeled_pairs] == [pair.line for pair in replace(task)._unlabeled_pairs]
+    assert {pair.line for pair in one._unlabeled_pairs} != {pair.line for pair in other._unlabeled_pairs}
+
+
+def test_sentences_do_not_run_together_where_a_tokenizer_puts_nothing_between_them(task: MrpcTask, tmp_path: Path) -> None:
+    plain = replace(task, model=str(save_language_model(tmp_path / "plain")))
+    assert plain._between == "\n"
+    pair = plain._train_pairs[0]
+    ids = plain._tokens([pair]).ids.flat.tolist()
+    read = "".join(plain._tokenizer.convert_ids_to_tokens(ids)).replace("Ġ", " ").replace("Ċ", "\n")
+    assert read == f"{pair.first}\n{pair.second}"
+    assert task._between == "", "BERT's kind has a token of its own there"
+    silent = tokenizer()
+    silent.backend_tokenizer.normalizer = normalizers.Replace("\n", "")
+    assert between_sentences(silent) == "</s>"
+    silent.eos_token = None
+    with pytest.raises(ValueError, match="puts nothing between two sentences, and has no token that could stand there"):
+        between_sentences(silent)
 
 
 def test_padding_takes_no_part_and_the_loss_is_that_of_single_pairs(task: MrpcTask) -> None:
@@ -69,6 +105,12 @@ def test_which_sentence_a_token_is_of_reaches_the_models_that_take_it(task: Mrpc
     distil = replace(task, model=str(tmp_path / "distil"))
     assert distil._train_tokens.types is None
     assert distil.logits(distil.network(0).eval(), torch.arange(2)).shape == (2, 2), "a model that takes no types gets none"
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    one_type = RobertaConfig(vocab_size=330, max_position_embeddings=80, type_vocab_size=1, **small)
+    RobertaForSequenceClassification(one_type).save_pretrained(tmp_path / "one")
+    tokenizer(pair=True).save_pretrained(tmp_path / "one")
+    one = replace(task, model=str(tmp_path / "one"))
+    assert one.logits(one.network(0).eval(), torch.arange(2)).shape == (2, 2), "a model of one type is told none"
 
 
 def test_the_unlabeled_set_is_some_or_all_of_the_test_pairs(task: MrpcTask) -> None:
@@ -144,7 +186,10 @@ def test_texts_that_are_too_long(task: MrpcTask, world: Path, tmp_path: Path) ->
         replace(short, max_length=17).batch(0, torch.arange(1), torch.Generator())
 
 
-@pytest.mark.parametrize("kind", [RobertaConfig, MPNetConfig, XLMRobertaConfig, BertConfig])
+OTHERS = [XLMRobertaXLConfig, RobertaPreLayerNormConfig, Data2VecTextConfig, IBertConfig, XmodConfig]
+
+
+@pytest.mark.parametrize("kind", [RobertaConfig, MPNetConfig, XLMRobertaConfig, BertConfig, *OTHERS])
 def test_models_whose_positions_begin_behind_the_padding_take_fewer_tokens(kind: type, tmp_path: Path) -> None:
     """The longest text that is let in goes through the model, and one token more does not."""
     small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
@@ -153,9 +198,20 @@ def test_models_whose_positions_begin_behind_the_padding_take_fewer_tokens(kind:
     model = AutoModel.from_config(config).eval()
     limit = longest(tmp_path, tokenizer())
     assert limit == (20 if kind is BertConfig else 18)
+    if kind is XmodConfig:
+        model.set_default_language("en_XX")
     model(input_ids=torch.full((1, limit), 5))
     with pytest.raises((IndexError, RuntimeError)):
         model(input_ids=torch.full((1, limit + 1), 5))
+
+
+@pytest.mark.parametrize("config", [T5Config(), BloomConfig(), MambaConfig(), XLNetConfig(d_model=16, n_head=2)], ids=str)
+def test_models_that_set_no_limit_take_what_their_tokenizer_takes(config: PretrainedConfig, tmp_path: Path) -> None:
+    config.save_pretrained(tmp_path)
+    made = tokenizer()
+    assert longest(tmp_path, made) == ENDLESS
+    made.model_max_length = 77
+    assert longest(tmp_path, made) == 77
 
 
 def test_what_stands_beside_the_numbers(task: MrpcTask) -> None:

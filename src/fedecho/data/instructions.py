@@ -3,9 +3,11 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from fedecho.core.rng import numpy_rng
 from fedecho.data.lines import BadLine, json_of, jsonl, read_text, text_of, with_keys
 
 KEYS = (("question", "answer"), ("instruction", "output"), ("prompt", "response"))
@@ -36,6 +38,17 @@ def read_instructions(path: Path) -> list[Worked]:
     if not found:
         raise ValueError(f"{path} holds no questions")
     return found
+
+
+def held_out(every: list[Worked], num: int, seed: int, name: str) -> tuple[list[Worked], list[Worked]]:
+    """(``num`` questions drawn, all rows that ask others). MathInstruct asks some questions more than once."""
+    drawn: dict[str, Worked] = {}
+    for row in numpy_rng(seed, "unlabeled").permutation(len(every)):
+        drawn.setdefault(every[row].question, every[row])
+    if num >= len(drawn):
+        raise ValueError(f"task.num_unlabeled is {num}, but {name} has {len(drawn)} questions in all")
+    held = dict(islice(drawn.items(), num))
+    return list(held.values()), [each for each in every if each.question not in held]
 
 
 def _array(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -1,6 +1,7 @@
 """Models of the Hugging Face kind, from a folder or, if a name at the hub is given, from there. Never unpickles anything."""
 
 import importlib
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from hashlib import sha256
@@ -28,11 +29,18 @@ WORDS = (
 )
 """Files that say how texts become tokens and back, and where an answer ends."""
 TYPES = "token_type_ids"
+OWN_TOKENIZER = "put its own tokenizer beside it, or resize its embeddings (resize_token_embeddings) and save it again"
 USUAL_PADS = ("[PAD]", "<pad>", "<|pad|>", "<|endoftext|>")
-OFFSET = ("roberta", "xlm-roberta", "camembert", "mpnet", "longformer")
-"""Models that number positions from the padding token's number plus one on, and so take that many tokens fewer."""
+ADAPTERS = "adapter_config.json"
+OFFLINE = {"local_files_only": True, "trust_remote_code": False}
+"""A folder is read as it is: nothing is fetched, and no program that lies in it is run."""
+COMMIT = re.compile(r"[0-9a-f]{40}")
 PACKING = ("llama", "qwen2", "qwen3")
 """Models known to keep apart several texts in a row, given positions and a mask that do (tests/tasks/test_few_shapes.py)."""
+
+
+ENDLESS = 10**9
+"""Where neither tokenizer nor model sets a limit; a tokenizer says 10**30 then, which is too long for a tensor's index."""
 
 
 def library(name: str) -> Any:
@@ -61,6 +69,10 @@ def quiet() -> Iterator[None]:
 def model_folder(place: str) -> Path:
     """The folder itself, or the cached copy of a name at the hub: only a name asks the network, and HF_HUB_OFFLINE is obeyed."""
     folder = Path(place) if Path(place).is_dir() else _from_hub(place)
+    if (folder / ADAPTERS).is_file():  # transformers would load them on top, and freeze all else
+        raise ValueError(
+            f"{folder} holds adapters ({ADAPTERS}): merge them into their model (merge_and_unload), save that, and give its folder"
+        )
     if not (folder / CONFIG).is_file():
         raise ValueError(f"{folder} holds no {CONFIG}: give a folder that a model was saved into with save_pretrained")
     return folder
@@ -85,7 +97,8 @@ def files_of(folder: Path) -> str:
 
     Records of before have the first alone, which is how this begins.
     """
-    if folder.parent.name == "snapshots":  # the hub's cache names its folders by commit
+    cached = folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--")
+    if cached and COMMIT.fullmatch(folder.name):  # the hub's cache names its folders by commit
         return f"hub commit {folder.name}"
     words = sorted({path for pattern in WORDS for path in folder.glob(pattern) if path.is_file()})
     return f"{_digest([folder / CONFIG, *sorted(folder.glob('*.safetensors'))])}, tokenizer {_digest(words)}"
@@ -99,7 +112,7 @@ def _digest(paths: Iterable[Path]) -> str:
 def load_tokenizer(folder: Path, pad_token: str | None = None) -> Any:
     """The tokenizer, which must be able to pad."""
     with quiet(), _loading(folder, "its tokenizer"):
-        tokenizer = library("transformers").AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer = library("transformers").AutoTokenizer.from_pretrained(folder, **OFFLINE)
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):  # made up for want of files: it knows no word
         raise ValueError(
             f"{folder} holds no tokenizer: put the model's own beside its weights (tokenizer.json, vocab.txt or the like)"
@@ -112,33 +125,46 @@ def load_tokenizer(folder: Path, pad_token: str | None = None) -> Any:
         usual = (word for word in (tokenizer.eos_token, *USUAL_PADS) if word in tokenizer.get_vocab())
         word = next(usual, next(iter(tokenizer.get_vocab())))
         raise ValueError(f"the tokenizer of {folder} has no pad token: set task.pad_token, for example to {word!r}")
+    known = num_tokens(folder)
+    if known is not None and tokenizer.pad_token_id >= known:
+        told = f"the pad token {tokenizer.pad_token!r} is token {tokenizer.pad_token_id}, but the model in {folder} has {known}"
+        raise ValueError(f"{told}: {OWN_TOKENIZER}, or set task.pad_token to one that it has")
     return tokenizer
 
 
 def longest(folder: Path, tokenizer: Any) -> int:
-    """How many tokens the model can take."""
-    config = _config(folder)
-    limits = [getattr(config, name, None) for name in ("max_position_embeddings", "n_positions")]
-    taken = config.pad_token_id + 1 if config.model_type in OFFSET else 0
-    return min(int(tokenizer.model_max_length), *(int(limit) - taken for limit in limits if limit))
+    """How many tokens the model can take; one that says nothing, or less than one, takes any number."""
+    config = _config(folder).get_text_config()
+    limits = [getattr(config, name, None) or 0 for name in ("max_position_embeddings", "n_positions")]
+    taken = _positions_taken(folder) if max(limits) > 0 else 0
+    return min(int(tokenizer.model_max_length), *(int(limit) - taken for limit in limits if limit > 0), ENDLESS)
+
+
+def _positions_taken(folder: Path) -> int:
+    """RoBERTa and its kin number positions from the padding token's number plus one on, and so take that many tokens fewer."""
+    with _loading(folder, CONFIG), torch.device("meta"), quiet():
+        outline = library("transformers").AutoModel.from_config(_config(folder), trust_remote_code=False)
+    tables = [module for name, module in outline.named_modules() if name.endswith("position_embeddings")]
+    paddings = (getattr(table, "padding_idx", None) for table in tables)
+    return max((padding + 1 for padding in paddings if padding is not None), default=0)
 
 
 def num_tokens(folder: Path) -> int | None:
     """How many tokens the model has numbers for, where its files say so."""
-    size = getattr(_config(folder), "vocab_size", None)
+    size = getattr(_config(folder).get_text_config(), "vocab_size", None)
     return None if size is None else int(size)
 
 
 def packs(folder: Path) -> bool:
     """Can several texts share a row of this language model?"""
-    config = _config(folder)
+    config = _config(folder).get_text_config()
     everywhere = {"full_attention"} >= set(getattr(config, "layer_types", None) or ())
     return config.model_type in PACKING and everywhere and getattr(config, "sliding_window", None) is None
 
 
 def _config(folder: Path) -> Any:
     with _loading(folder, CONFIG):
-        return library("transformers").AutoConfig.from_pretrained(folder, local_files_only=True)
+        return library("transformers").AutoConfig.from_pretrained(folder, **OFFLINE)
 
 
 def classifier(folder: Path, num_labels: int, pad_token_id: int) -> nn.Module:
@@ -157,7 +183,7 @@ def wants_types(folder: Path, tokenizer: Any) -> bool:
     """Does the classifier take which sentence a token is of, and does its tokenizer say so as something meant for it?"""
     config = _config(folder)
     kinds = library("transformers").MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
-    if type(config) not in kinds or TYPES not in tokenizer.model_input_names:
+    if type(config) not in kinds or TYPES not in tokenizer.model_input_names or getattr(config, "type_vocab_size", 2) == 1:
         return False
     return TYPES in signature(kinds[type(config)].forward).parameters
 
@@ -169,9 +195,11 @@ def language_model(folder: Path) -> nn.Module:
     """
     model: Any = _load("AutoModelForCausalLM", folder)
     model.generation_config = library("transformers").GenerationConfig(eos_token_id=stop_tokens(model) or None)
-    ids = torch.arange(4)[None] % model.config.vocab_size
+    ids = torch.arange(4)[None] % model.config.get_text_config().vocab_size
     with torch.no_grad():
         hidden = model.eval().base_model(ids, use_cache=False).last_hidden_state
+        if not bool(hidden.isfinite().all()):
+            raise ValueError(f"{folder}: this model's answers are not finite: are its weights damaged?")
         if not torch.allclose(model.get_output_embeddings()(hidden), model(ids, use_cache=False).logits, atol=1e-4, rtol=1e-3):
             kinds = ", ".join(model.config.architectures or ())
             named = f" (it was saved as {kinds}: is it a causal language model?)" if kinds and "CausalLM" not in kinds else ""
@@ -192,7 +220,7 @@ def _load(kind: str, folder: Path, **options: Any) -> nn.Module:
         raise ValueError(f"{folder} holds no .safetensors weights (pickled .bin files are not read): save the model again")
     with quiet(), _loading(folder, "its weights"):
         model: nn.Module = getattr(library("transformers"), kind).from_pretrained(
-            folder, use_safetensors=True, local_files_only=True, **_in_float32(), **options
+            folder, use_safetensors=True, **OFFLINE, **_in_float32(), **options
         )
     return model
 
@@ -211,18 +239,6 @@ def _loading(folder: Path, what: str) -> Iterator[None]:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         if "ignore_mismatched_sizes" in reason:  # it speaks of a report that is not shown
             reason = f"their sizes are not those that {CONFIG} gives"
+        if "trust_remote_code" in str(error):
+            reason = "it needs a program that lies beside it, and no such program is run here"
         raise ValueError(f"cannot load {what} from {folder}: {shorten(reason, 200, placeholder=' ...')}") from None
-
-
-def with_lora(model: nn.Module, rank: int, alpha: float, targets: str) -> nn.Module:
-    """The same model with low-rank adapters, which alone are trained. ``targets``: all-linear, or names separated by commas."""
-    peft = library("peft")
-    names = targets if targets == "all-linear" else [name.strip() for name in targets.split(",")]
-    try:
-        config = peft.LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=names, bias="none")
-        adapted: nn.Module = peft.inject_adapter_in_model(config, model)
-    except ValueError as error:
-        raise ValueError(f"task.lora_targets {targets!r} does not fit this model: {str(error).splitlines()[0][:160]}") from None
-    for name, param in adapted.named_parameters():
-        param.requires_grad_("lora_" in name)
-    return adapted

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedecho.core.breaks import at
-from fedecho.core.rng import numpy_rng
-from fedecho.data.instructions import Worked, read_instructions
+from fedecho.data.instructions import Worked, held_out, read_instructions
 from fedecho.data.lines import BadLine
 from fedecho.data.packing import own_text_only
 from fedecho.data.partition import DirichletPartitioner, Partitioner
@@ -20,7 +19,8 @@ from fedecho.data.parts import Parts, as_parts
 from fedecho.data.ragged import To
 from fedecho.data.spans import SpanBatch, Spans
 from fedecho.models.lean import lean
-from fedecho.models.pretrained import files_of, language_model, load_tokenizer, longest, model_folder, packs, with_lora
+from fedecho.models.lora import ALL_LINEAR, with_lora
+from fedecho.models.pretrained import files_of, language_model, load_tokenizer, longest, model_folder, packs
 from fedecho.tasks.chat import PROMPT, Chat
 from fedecho.tasks.classification import seeded
 from fedecho.tasks.gsm8k import final_number, greedy_answers, standard_error, with_numbers
@@ -57,7 +57,7 @@ class MathInstructTask:
     unlabeled_part: Literal["query", "answer"] = "query"
     lora_rank: int | None = None
     lora_alpha: float | None = None
-    lora_targets: str = "all-linear"
+    lora_targets: str = ALL_LINEAR
     prompt: str = PROMPT
     max_length: int | None = None
     max_new_tokens: int = 256
@@ -76,6 +76,10 @@ class MathInstructTask:
         for name, least in at_least.items():
             if getattr(self, name) < least:
                 raise ValueError(f"task.{name} must be at least {least}, got {getattr(self, name)}")
+        if self.lora_rank is None and (self.lora_alpha is not None or self.lora_targets != ALL_LINEAR):
+            raise ValueError("task.lora_alpha and task.lora_targets are of adapters: set task.lora_rank too, or leave them out")
+        if self.lora_alpha is not None and not self.lora_alpha > 0:
+            raise ValueError(f"task.lora_alpha must be above 0, got {self.lora_alpha}")
         if "{question}" not in self.prompt:
             raise ValueError(f"task.prompt must hold {{question}}, got {self.prompt!r}")
         if self.unlabeled_part not in ("query", "answer"):
@@ -241,11 +245,7 @@ class MathInstructTask:
     def _split(self) -> tuple[list[Worked], list[Worked]]:
         """(U, what the clients have); which questions are held out moves with the seed."""
         every = read_instructions(file_of(self.train, FILES, self.data_dir))
-        if self.num_unlabeled >= len(every):
-            raise ValueError(f"task.num_unlabeled is {self.num_unlabeled}, but {self.train} has {len(every)} questions in all")
-        order = numpy_rng(self.seed or 0, "unlabeled").permutation(len(every))
-        held = order[: self.num_unlabeled]
-        return [every[row] for row in held], [every[row] for row in np.sort(order[self.num_unlabeled :])]
+        return held_out(every, self.num_unlabeled, self.seed or 0, self.train)
 
     @cached_property
     def _parts(self) -> Parts:
@@ -254,7 +254,10 @@ class MathInstructTask:
 
     @cached_property
     def _test_set(self) -> list[Worked]:
-        return with_numbers(read_instructions(file_of(self.test, FILES, self.data_dir))[: self.num_test])
+        every = read_instructions(file_of(self.test, FILES, self.data_dir))
+        if self.num_test is not None and self.num_test > len(every):
+            raise ValueError(f"task.num_test is {self.num_test}, but {self.test} has {len(every)} questions")
+        return with_numbers(every[: self.num_test])
 
     @cached_property
     def _prompts(self) -> list[list[int]]:

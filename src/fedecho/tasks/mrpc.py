@@ -20,7 +20,7 @@ from fedecho.data.parts import Parts, as_parts
 from fedecho.data.ragged import Ragged, To
 from fedecho.models.pretrained import TYPES, classifier, files_of, load_tokenizer, longest, model_folder, wants_types
 from fedecho.tasks.classification import seeded
-from fedecho.tasks.text import check_rows, computing, digests, file_of, model_place, room_for, stand_in
+from fedecho.tasks.text import between_sentences, check_rows, computing, digests, file_of, model_place, room_for, stand_in
 
 PAPER_MODEL = "google-bert/bert-base-uncased"
 FILES = {f"mrpc-{part}": ("mrpc", f"{part}.tsv") for part in ("train", "dev", "test")}
@@ -153,6 +153,10 @@ class MrpcTask:
         return load_tokenizer(self._folder, self.pad_token)
 
     @cached_property
+    def _between(self) -> str:
+        return between_sentences(self._tokenizer)
+
+    @cached_property
     def _room(self) -> int:
         return room_for(self.max_length, longest(self._folder, self._tokenizer))
 
@@ -205,7 +209,8 @@ class MrpcTask:
     def _tokens(self, pairs: Sequence[Pair]) -> "Tokens":
         room = self._room
         cut = {} if self.max_length is None else {"truncation": True, "max_length": room}
-        found = self._tokenizer([pair.first for pair in pairs], [pair.second for pair in pairs], verbose=False, **cut)
+        seconds = [f"{self._between}{pair.second}" for pair in pairs]
+        found = self._tokenizer([pair.first for pair in pairs], seconds, verbose=False, **cut)
         check_rows(found["input_ids"], pairs, room, self._folder, self._tokenizer)
         types = found.get(TYPES) if wants_types(self._folder, self._tokenizer) else None
         return Tokens(

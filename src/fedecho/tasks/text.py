@@ -10,7 +10,7 @@ import torch
 from fedecho.core.digest import file_sha256
 from fedecho.data.lines import BadLine
 from fedecho.data.locate import find, find_model
-from fedecho.models.pretrained import num_tokens
+from fedecho.models.pretrained import OWN_TOKENIZER, num_tokens
 
 
 class Placed(Protocol):
@@ -58,8 +58,26 @@ def check_rows(rows: Sequence[Sequence[int]], texts: Sequence[Placed], room: int
             raise BadLine(text.path, text.line, told)
         if known is not None and largest >= known:
             told = f"{tokenizer.convert_ids_to_tokens(largest)!r} is token {largest}, but the model in {folder} has {known}"
-            advice = "put its own tokenizer beside it, or resize its embeddings (resize_token_embeddings) and save it again"
-            raise BadLine(text.path, text.line, f"{told}: {advice}")
+            raise BadLine(text.path, text.line, f"{told}: {OWN_TOKENIZER}")
+
+
+def between_sentences(tokenizer: Any) -> str:
+    """What must be written before a second sentence so that it does not run into the first; nothing where the tokenizer sees to it.
+
+    BERT's kind puts a token of its own between them. GPT-2's and Qwen's do not: "a cat" and "a dog" would be read as "a cata dog".
+    """
+    one, other = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("one", "other"))
+    for between in ("", "\n", tokenizer.sep_token, tokenizer.eos_token):
+        if between is not None and not _holds(tokenizer("one", f"{between}other")["input_ids"], one + other):
+            return str(between)
+    raise ValueError(
+        f"the tokenizer of {tokenizer.name_or_path} puts nothing between two sentences, and has no token that could stand there: "
+        "give a model whose tokenizer has one (sep_token or eos_token)"
+    )
+
+
+def _holds(row: list[int], part: list[int]) -> bool:
+    return any(row[start : start + len(part)] == part for start in range(len(row) - len(part) + 1))
 
 
 def file_of(given: str, known: dict[str, tuple[str, str]], data_dir: str | None) -> Path:

@@ -1,0 +1,33 @@
+"""Low-rank adapters (LoRA) by peft: they alone are trained, and only they travel."""
+
+from torch import nn
+
+from fedecho.models.pretrained import library
+
+ALL_LINEAR = "all-linear"
+
+
+def with_lora(model: nn.Module, rank: int, alpha: float, targets: str) -> nn.Module:
+    """The same model with low-rank adapters, which alone are trained. ``targets``: all-linear, or names separated by commas."""
+    peft = library("peft")
+    names = targets if targets == ALL_LINEAR else [name.strip() for name in targets.split(",")]
+    if isinstance(names, list):
+        _check(names, model)
+    try:
+        config = peft.LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=names, bias="none")
+        adapted: nn.Module = peft.inject_adapter_in_model(config, model)
+    except ValueError as error:
+        raise ValueError(f"task.lora_targets {targets!r} does not fit this model: {str(error).splitlines()[0][:160]}") from None
+    for name, param in adapted.named_parameters():
+        param.requires_grad_("lora_" in name)
+    return adapted
+
+
+def _check(names: list[str], model: nn.Module) -> None:
+    """peft is content if one of the names fits, and the record would speak of all."""
+    paths = [path for path, _ in model.named_modules()]
+    linear = sorted({path.rpartition(".")[2] for path, module in model.named_modules() if isinstance(module, nn.Linear)})
+    for name in names:
+        if not any(path == name or path.endswith(f".{name}") for path in paths):
+            known = f"its linear ones are {', '.join(linear)} ({ALL_LINEAR} means all)"
+            raise ValueError(f"task.lora_targets: this model has no layer {name!r}; {known}")
