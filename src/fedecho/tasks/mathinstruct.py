@@ -185,7 +185,7 @@ class MathInstructTask:
         return [text for text, holds in told.items() if text and holds]
 
     def _network(self) -> nn.Module:
-        model = self._pretrained()
+        model = language_model(self._folder)
         if self.lora_rank is None:
             return model
         adapted = with_lora(model, self.lora_rank, self.lora_alpha or 2.0 * self.lora_rank, self.lora_targets)
@@ -194,9 +194,6 @@ class MathInstructTask:
             for param in adapted.parameters():  # what never changes need not be cast at every step
                 param.data = param.data if param.requires_grad else param.data.to(self.compute)
         return adapted
-
-    def _pretrained(self) -> nn.Module:
-        return language_model(self._folder)
 
     def _hidden(self, module: nn.Module, batch: SpanBatch) -> Tensor:
         """[places, width]: only where a prediction counts, so that the head never sees a question or padding in vain."""
