@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fedecho.experiments.experiment import Experiment
     from fedecho.experiments.recipes import RECIPES
     from fedecho.experiments.run import Result, resume, simulate
+    from fedecho.experiments.trained import trained
     from fedecho.learning.local import LocalTraining
     from fedecho.simulation.faults import Faults
     from fedecho.simulation.runtimes import Runtimes
@@ -58,6 +59,7 @@ __all__ = [
     "load",
     "resume",
     "simulate",
+    "trained",
 ]
 
 WHERE = {
@@ -93,6 +95,7 @@ WHERE = {
     "load": "fedecho.experiments.config",
     "resume": "fedecho.experiments.run",
     "simulate": "fedecho.experiments.run",
+    "trained": "fedecho.experiments.trained",
 }
 """The module of every public name; a test compares it with the imports above."""
 

@@ -12,7 +12,7 @@ from fedecho.cli.comparison import compare
 from fedecho.cli.data import data
 from fedecho.cli.deploy import certificates, join, serve, submit
 from fedecho.cli.look import report, watch
-from fedecho.cli.runs import list_all, resume, run
+from fedecho.cli.runs import export, list_all, resume, run
 from fedecho.cli.schedule import schedule
 from fedecho.cli.tables import cost, table
 from fedecho.version import __version__
@@ -53,7 +53,7 @@ def options(
 
 app.command("list", rich_help_panel="Run")(list_all)
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Run": (run, resume, compare),
+    "Run": (run, resume, compare, export),
     "Look": (schedule, report, watch),
     "Deploy": (certificates, serve, join, submit),
     "The paper": (table, cost),

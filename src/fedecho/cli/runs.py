@@ -45,6 +45,7 @@ from fedecho.experiments.run import CHECKPOINT_S, simulate
 from fedecho.experiments.run import resume as resume_run
 from fedecho.experiments.state import Following, RunState
 from fedecho.experiments.summary import Summary
+from fedecho.experiments.trained import export as export_run
 from fedecho.report.progress import LiveProgress
 from fedecho.simulation.runtimes import PROFILES
 from fedecho.tasks import TASKS
@@ -139,6 +140,23 @@ def resume(
                 tell(f"{folder} is finished already")
             return
         _finish(folder, None, options | {"checkpoint_s": checkpoint_every}, manner)
+
+
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a finished run.")],
+    target: Annotated[Path, typer.Option("--out", help="A new folder for the model.")],
+    data_dir: DataDir = None,
+    quiet: Quiet = False,
+) -> None:
+    """Write a run's model as other programs load it: of text tasks a folder of transformers, LoRA's adapters merged."""
+    with friendly():
+        use_data_dir(data_dir)
+        usable(target)
+        export_run(folder, target)
+        if quiet:
+            print(target)
+        else:
+            tell(f"the model of {folder} is in {target}: from_pretrained loads it, --set task.model={target} goes on from it")
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """``Task``: what is learnt. The one protocol a user implements to bring data and a model."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -60,4 +61,13 @@ class HasInputs(Protocol):
 
         They stand in the run's record, and a run that goes on must find the digests (the first words) again.
         """
+        ...
+
+
+@runtime_checkable
+class Saves(Protocol):
+    """A task whose models other programs know how to load."""
+
+    def save(self, module: nn.Module, folder: Path) -> None:
+        """Writes a model of ``network``'s kind into an empty folder, with all that is needed to use it."""
         ...

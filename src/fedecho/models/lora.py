@@ -7,6 +7,13 @@ from fedecho.models.pretrained import library
 ALL_LINEAR = "all-linear"
 
 
+def check_lora(rank: int | None, alpha: float | None, targets: str) -> None:
+    if rank is None and (alpha is not None or targets != ALL_LINEAR):
+        raise ValueError("task.lora_alpha and task.lora_targets are of adapters: set task.lora_rank too, or leave them out")
+    if alpha is not None and not alpha > 0:
+        raise ValueError(f"task.lora_alpha must be above 0, got {alpha}")
+
+
 def with_lora(model: nn.Module, rank: int, alpha: float, targets: str) -> nn.Module:
     """The same model with low-rank adapters, which alone are trained. ``targets``: all-linear, or names separated by commas."""
     peft = library("peft")
@@ -21,6 +28,18 @@ def with_lora(model: nn.Module, rank: int, alpha: float, targets: str) -> nn.Mod
     for name, param in adapted.named_parameters():
         param.requires_grad_("lora_" in name)
     return adapted
+
+
+def merged(model: nn.Module) -> nn.Module:
+    """The same function without adapters: each adapted layer's weights with what its adapters add. ``model`` is spent."""
+    adapted = [
+        (name, layer) for name, layer in model.named_modules() if hasattr(layer, "merge") and hasattr(layer, "base_layer")
+    ]
+    for name, layer in adapted:
+        layer.merge()
+        owner, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(owner), leaf, layer.base_layer)
+    return model
 
 
 def _check(names: list[str], model: nn.Module) -> None:

@@ -215,6 +215,13 @@ def stop_tokens(model: Any) -> list[int]:
     return [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
 
 
+def save_pretrained(model: Any, tokenizer: Any, folder: Path) -> None:
+    """A folder from which transformers loads both."""
+    with quiet():
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+
 def _load(kind: str, folder: Path, **options: Any) -> nn.Module:
     if not any(folder.glob("*.safetensors")):
         raise ValueError(f"{folder} holds no .safetensors weights (pickled .bin files are not read): save the model again")

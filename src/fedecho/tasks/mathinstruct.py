@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -19,8 +20,8 @@ from fedecho.data.parts import Parts, as_parts
 from fedecho.data.ragged import To
 from fedecho.data.spans import SpanBatch, Spans
 from fedecho.models.lean import lean
-from fedecho.models.lora import ALL_LINEAR, with_lora
-from fedecho.models.pretrained import files_of, language_model, load_tokenizer, longest, model_folder, packs
+from fedecho.models.lora import ALL_LINEAR, check_lora, merged, with_lora
+from fedecho.models.pretrained import files_of, language_model, load_tokenizer, longest, model_folder, packs, save_pretrained
 from fedecho.tasks.chat import PROMPT, Chat
 from fedecho.tasks.classification import seeded
 from fedecho.tasks.gsm8k import final_number, greedy_answers, standard_error, with_numbers
@@ -76,10 +77,7 @@ class MathInstructTask:
         for name, least in at_least.items():
             if getattr(self, name) < least:
                 raise ValueError(f"task.{name} must be at least {least}, got {getattr(self, name)}")
-        if self.lora_rank is None and (self.lora_alpha is not None or self.lora_targets != ALL_LINEAR):
-            raise ValueError("task.lora_alpha and task.lora_targets are of adapters: set task.lora_rank too, or leave them out")
-        if self.lora_alpha is not None and not self.lora_alpha > 0:
-            raise ValueError(f"task.lora_alpha must be above 0, got {self.lora_alpha}")
+        check_lora(self.lora_rank, self.lora_alpha, self.lora_targets)
         if "{question}" not in self.prompt:
             raise ValueError(f"task.prompt must hold {{question}}, got {self.prompt!r}")
         if self.unlabeled_part not in ("query", "answer"):
@@ -143,6 +141,10 @@ class MathInstructTask:
             "answer_loss": self._answer_loss(module),
             "num_questions": len(right),
         }
+
+    def save(self, module: nn.Module, folder: Path) -> None:
+        """As ``AutoModelForCausalLM.from_pretrained`` loads it, adapters merged, with its tokenizer."""
+        save_pretrained(merged(module), self._chat.tokenizer, folder)
 
     def read_inputs(self, unlabeled: bool) -> Mapping[str, str]:
         """As ``HasInputs`` says; U is a part of ``train``."""

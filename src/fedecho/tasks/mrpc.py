@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -18,7 +19,16 @@ from fedecho.data.pairs import Pair, read_pairs
 from fedecho.data.partition import DirichletPartitioner, Partitioner
 from fedecho.data.parts import Parts, as_parts
 from fedecho.data.ragged import Ragged, To
-from fedecho.models.pretrained import TYPES, classifier, files_of, load_tokenizer, longest, model_folder, wants_types
+from fedecho.models.pretrained import (
+    TYPES,
+    classifier,
+    files_of,
+    load_tokenizer,
+    longest,
+    model_folder,
+    save_pretrained,
+    wants_types,
+)
 from fedecho.tasks.classification import seeded
 from fedecho.tasks.text import between_sentences, check_rows, computing, digests, file_of, model_place, room_for, stand_in
 
@@ -105,6 +115,10 @@ class MrpcTask:
             "f1": f1_score(guesses.cpu(), labels.cpu(), self._num_labels),
             "loss": float(cross_entropy(logits, labels)),
         }
+
+    def save(self, module: nn.Module, folder: Path) -> None:
+        """As ``AutoModelForSequenceClassification.from_pretrained`` loads it, with its tokenizer."""
+        save_pretrained(module, self._tokenizer, folder)
 
     def read_inputs(self, unlabeled: bool) -> Mapping[str, str]:
         """As ``HasInputs`` says."""

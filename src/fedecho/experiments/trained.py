@@ -1,0 +1,70 @@
+"""The model a run ended with: as a module of its task, and as files that other programs load."""
+
+import shutil
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+from fedecho.core.layout import Layout
+from fedecho.core.rng import derive
+from fedecho.core.task import Saves
+from fedecho.experiments.config import ConfigError, from_config
+from fedecho.experiments.experiment import Experiment
+from fedecho.experiments.folder import MODEL
+from fedecho.experiments.identity import check_same, is_finished, model_digest
+from fedecho.experiments.record import read_header
+from fedecho.experiments.summary import Summary
+
+
+def trained(folder: Path | str, experiment: Experiment | None = None) -> nn.Module:
+    """The model of a finished run, on the CPU and in eval mode. A user's own task must be given again, in its experiment."""
+    return _loaded(Path(folder), experiment)[1]
+
+
+def export(folder: Path, target: Path) -> None:
+    """Write the run's model into a new folder, in the format of its task's own library."""
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ConfigError(f"{target} is there already: choose a new folder")
+    task, module = _loaded(folder, None)
+    if not isinstance(task, Saves):
+        raise ConfigError(
+            f"a model of {type(task).__name__} has no format but its tensors' own: they are in {folder / MODEL} under the names of "
+            f"the torch module that fedecho.trained({str(folder)!r}) gives"
+        )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = Path(mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
+    try:
+        task.save(module, part)
+        part.chmod(0o755)  # as any folder; mkdtemp's is for nobody else
+        part.replace(target)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _loaded(folder: Path, experiment: Experiment | None) -> tuple[Any, nn.Module]:
+    header = read_header(folder)
+    if experiment is None:
+        if header["config"] is None:
+            raise ConfigError(f"{folder} used a task or method of its own: give its experiment, trained(folder, experiment)")
+        experiment = from_config(header["config"])
+    if not is_finished(folder):
+        raise ConfigError(f"{folder} holds a run that has not come to its end: `fedecho resume {folder}` goes on with it")
+    check_same(folder, experiment)
+    module = experiment.task.network(derive(experiment.seed, "network"))
+    layout = Layout.of(module)
+    try:
+        weights = layout.flatten(load_file(folder / MODEL))
+    except (OSError, SafetensorError, ValueError, KeyError) as error:
+        raise ConfigError(f"cannot read {folder / MODEL}: {error}") from None
+    if model_digest(weights) != Summary.read(folder).model_sha256:
+        raise ConfigError(f"{folder / MODEL} is not the model that the run ended with: its digest is not that of the summary")
+    with torch.no_grad():
+        tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        for name, tensor in layout.named(weights).items():
+            tensors[name].copy_(tensor)
+    return experiment.task, module.eval()
