@@ -122,7 +122,9 @@ class Run:
 def watched_run(model: str, algorithm: str, settings: Sequence[str], seed: int, executor: Any) -> Run:
     experiment = load("mrpc", algorithm=algorithm, seed=seed, settings=(f"task.model={model}", *settings))
     task: Any = experiment.task
-    labels = torch.tensor([pair.label for pair in read_pairs(file_of(task.dev, FILES, task.data_dir), labelled=True)])
+    labels = torch.tensor(
+        [pair.label for pair in read_pairs(file_of("task.dev", task.dev, FILES, task.data_dir), labelled=True)]
+    )
     judged = replace(task, unlabeled=task.dev, unlabeled_size="all")
     method: Any = Watched(inner=experiment.algorithm, labels=labels, task=judged)
     with TemporaryDirectory() as folder:

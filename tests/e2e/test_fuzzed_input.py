@@ -19,6 +19,7 @@ from fedecho import ALGORITHMS, RECIPES, Experiment, load, simulate
 from fedecho.cli import app, comparison, runs, tables
 from fedecho.experiments.compare import Compared
 from fedecho.experiments.config import to_config
+from fedecho.experiments.cost import ServerCost
 from fedecho.experiments.summary import Summary
 
 FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], print_blob=True)
@@ -31,7 +32,7 @@ def _nothing_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "_finish", lambda *arguments: None)
     monkeypatch.setattr(comparison, "run_all", lambda *arguments, **options: Compared([_summary()], {}))
     monkeypatch.setattr(tables, "fill", lambda *arguments, **options: [])
-    monkeypatch.setattr(tables, "server_cost", _no_cost)
+    monkeypatch.setattr(tables, "server_cost", lambda *arguments: ServerCost(0.0, 0.0, 1, 1, 1, 1))
     data_commands = sys.modules["fedecho.cli.data"]  # its name in the package is that of a group of commands
     monkeypatch.setattr(data_commands, "fetch", lambda *arguments: Path())
     monkeypatch.setattr(data_commands, "synthesize", lambda *arguments, **options: Path())
@@ -41,10 +42,6 @@ def _nothing_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def _summary() -> Summary:
     """Of a run that was made, so that what is printed of it is fuzzed too."""
     return simulate(load("digits", algorithm="fedbuff", versions=1, settings=["local.num_local_steps=1"])).summary
-
-
-def _no_cost(*arguments: Any, **options: Any) -> Any:
-    raise ValueError("not here")
 
 
 def check(result: Result) -> None:

@@ -151,6 +151,17 @@ def test_adapters_that_were_asked_for_wrongly(data: Path) -> None:
     one_clear_line([*MATH, "--set", "task.lora_alpha=32"], "set task.lora_rank too")
 
 
+def test_a_file_that_is_not_there_is_named_with_its_setting(data: Path, tmp_path: Path) -> None:
+    for words, name in ((MRPC, "train"), (MRPC, "dev"), (MRPC, "unlabeled"), (MATH, "train"), (MATH, "test")):
+        said = (f"task.{name}: there is no file none.tsv in {tmp_path}", "give its whole path")
+        one_clear_line([*words, "--set", f"task.{name}=none.tsv"], *said)
+    one_clear_line([*MRPC, "--set", "task.dev=mrpc-dew"], "task.dev: there is no 'mrpc-dew': did you mean 'mrpc-dev'?")
+    one_clear_line(
+        [*MATH, "--set", "task.train=gsm8k-trian"], "task.train: there is no 'gsm8k-trian': did you mean 'gsm8k-train'?"
+    )
+    one_clear_line([*MATH, "--set", "task.num_unlabeled=40"], "task.num_unlabeled = 40 leaves 7 of gsm8k-train to 10 clients")
+
+
 def test_more_questions_than_there_are(data: Path) -> None:
     one_clear_line([*MATH, "--set", "task.num_test=9999"], "task.num_test is 9999, but gsm8k-test has 6 questions")
 

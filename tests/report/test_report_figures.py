@@ -14,6 +14,7 @@ from fedecho.report.costs import costs_section
 from fedecho.report.echo import echo_section
 from fedecho.report.load import RunData, read_run
 from fedecho.report.methods import methods_of
+from fedecho.report.origin import origin_section
 from fedecho.report.spec import Bars, Dots, Figure, Heat, Line, Spans
 from fedecho.report.traces import figure_json
 
@@ -70,11 +71,16 @@ def test_what_else_a_task_judges_by_stands_below(tmp_path: Path) -> None:
     for line in told:
         if line["event"] == "evaluation":
             line["f1"] = line["version"] / 4
-    told[0]["notes"] = {"judged on": "mrpc-dev"}
+    told[0]["notes"] = {"judged on": "mrpc-dev", "stand_in": "tiny in place of large", "model files": "sha256 12"}
+    told[0]["software"] = {"python": "3.12", "torch": "2.11", "peft": "9.9"}
     run = read_run(write(tmp_path / "pairs", told, finished=True))
     _, scores = glance(methods_of([run])).tables
     assert (scores.head, scores.rows) == (("method", "f1"), [["fedecho", "0.75"]])
     assert "Judged on mrpc-dev." in scores.note
+    assert glance(methods_of([run])).tables[0].note.endswith(" Stand-ins: tiny in place of large.")
+    _, environment, notes = origin_section(methods_of([run])).tables
+    assert ["model files", "sha256 12", "1"] in notes.rows
+    assert environment.rows[0][environment.head.index("libraries")] == "peft 9.9"
 
 
 def test_one_evaluation_is_a_point(tmp_path: Path, run: RunData) -> None:

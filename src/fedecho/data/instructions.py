@@ -40,15 +40,19 @@ def read_instructions(path: Path) -> list[Worked]:
     return found
 
 
-def held_out(every: list[Worked], num: int, seed: int, name: str) -> tuple[list[Worked], list[Worked]]:
-    """(``num`` questions drawn, all rows that ask others). MathInstruct asks some questions more than once."""
+def held_out(every: list[Worked], num: int, seed: int, name: str, clients: int) -> tuple[list[Worked], list[Worked]]:
+    """(``num`` questions drawn, all rows that ask others, for the clients). MathInstruct asks some questions more than once."""
     drawn: dict[str, Worked] = {}
     for row in numpy_rng(seed, "unlabeled").permutation(len(every)):
         drawn.setdefault(every[row].question, every[row])
     if num >= len(drawn):
         raise ValueError(f"task.num_unlabeled is {num}, but {name} has {len(drawn)} questions in all")
     held = dict(islice(drawn.items(), num))
-    return list(held.values()), [each for each in every if each.question not in held]
+    kept = [each for each in every if each.question not in held]
+    if len(kept) < clients:
+        told = f"task.num_unlabeled = {num} leaves {len(kept)} of {name} to {clients} clients"
+        raise ValueError(f"{told}: lower it, or task.num_clients")
+    return list(held.values()), kept
 
 
 def _array(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

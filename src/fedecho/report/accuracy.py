@@ -57,15 +57,20 @@ def _figure(slug: str, title: str, x_label: str, methods: list[Method], x_of: Ca
 def glance(methods: list[Method]) -> Section:
     rows = [_row(method) for method in methods]
     head = ("method", "seeds", "last 10, %", "final, %", "best, %", "staleness", "virtual h", "real s", "lost", "rejected", "")
-    note = "Mean ± deviation over seeds. Last 10: of a run's last ten evaluations, since single ones jump under stragglers."
-    return Section("glance", "At a glance", tables=[Table(head, rows, note), *_scores(methods)])
+    note = "Mean ± deviation over seeds. Last 10: of a run's last ten evaluations, at most: single ones jump under stragglers."
+    return Section("glance", "At a glance", tables=[Table(head, rows, f"{note}{_stand_ins(methods)}"), *_scores(methods)])
+
+
+def _stand_ins(methods: list[Method]) -> str:
+    told = sorted({run.notes["stand_in"] for method in methods for run in method.runs if "stand_in" in run.notes})
+    return f" Stand-ins: {'; or '.join(told)}." if told else ""
 
 
 def _scores(methods: list[Method]) -> list[Table]:
     """What the task judges by beside its accuracy, and on what; nothing if there is no more."""
     kept = {method.label: [last_scores(run.evaluations) for run in method.runs if run.evaluations] for method in methods}
     names = sorted({name for scores in kept.values() for each in scores for name in each if name != "accuracy"})
-    judged = sorted({str((run.header.get("notes") or {}).get("judged on", "")) for method in methods for run in method.runs})
+    judged = sorted({run.notes.get("judged on", "") for method in methods for run in method.runs})
     if not names:
         return []
     rows = [

@@ -75,6 +75,11 @@ class RunData:
         return str(self.header.get("clock", "virtual"))
 
     @property
+    def notes(self) -> dict[str, str]:
+        """What the task wants said beside its numbers."""
+        return {str(name): str(text) for name, text in (self.header.get("notes") or {}).items()}
+
+    @property
     def every(self) -> int:
         """The record has every so many jobs."""
         return int(self.header.get("record_every", 1))

@@ -1,10 +1,13 @@
 """Where the runs came from: configuration, environment, command."""
 
 import json
+from collections import Counter
 from typing import Any
 
 from fedecho.report.methods import Method
 from fedecho.report.spec import Section, Table
+
+SOFTWARE = ("fedecho", "python", "torch", "numpy", "platform")
 
 
 def origin_section(methods: list[Method]) -> Section:
@@ -14,7 +17,7 @@ def origin_section(methods: list[Method]) -> Section:
         for run in method.runs
     ]
     details = [(f"Configuration of {method.label}, seed {method.runs[0].seed}", _config(method)) for method in methods]
-    tables = [Table(("method", "seed", "started", "command", "folder"), rows), _environment(methods)]
+    tables = [Table(("method", "seed", "started", "command", "folder"), rows), _environment(methods), *_notes(methods)]
     return Section("origin", "How it was made", tables=tables, details=details)
 
 
@@ -40,13 +43,21 @@ def _value(value: Any) -> str:
     return json.dumps(value)
 
 
+def _notes(methods: list[Method]) -> list[Table]:
+    """What tasks want said beside their numbers: the model and its files, the prompt, what stands in for what."""
+    seen = Counter(note for method in methods for run in method.runs for note in run.notes.items())
+    rows = [[name, text, str(count)] for (name, text), count in sorted(seen.items())]
+    return [Table(("of the task", "", "runs"), rows)] if rows else []
+
+
 def _environment(methods: list[Method]) -> Table:
     """One row for each machine and software that occurs."""
     seen: dict[tuple[str, ...], int] = {}
     for run in (run for method in methods for run in method.runs):
         software, execution = run.header.get("software", {}), run.header.get("execution", {})
         how = ", ".join(f"{key} {value}" for key, value in execution.items())
-        row = (*(str(software.get(name, "")) for name in ("fedecho", "python", "torch", "numpy", "platform")), how)
+        more = ", ".join(f"{name} {version}" for name, version in software.items() if name not in SOFTWARE)
+        row = (*(str(software.get(name, "")) for name in SOFTWARE), more, how)
         seen[row] = seen.get(row, 0) + 1
     rows = [[*row, str(count)] for row, count in seen.items()]
-    return Table(("fedecho", "python", "torch", "numpy", "platform", "computed by", "runs"), rows)
+    return Table((*SOFTWARE, "libraries", "computed by", "runs"), rows)

@@ -24,7 +24,7 @@ def comparison(summaries: Iterable[Summary], title: str, diverged: Mapping[str, 
         padding=(0, 0, 0, 1),
         title_justify="left",
         caption_justify="left",
-        caption="accuracy in %, mean ± deviation over seeds; last 10: of a run's last ten evaluations"
+        caption="accuracy in %, mean ± deviation over seeds; last 10: of a run's last ten evaluations, at most"
         + ("; where seeds are missing, the runs have diverged" if diverged else ""),
     )
     for heading in ("method", "seeds", "last 10", "final", "best", "stale", "virt. h", "real s"):

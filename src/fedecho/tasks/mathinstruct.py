@@ -243,8 +243,8 @@ class MathInstructTask:
     @cached_property
     def _split(self) -> tuple[list[Worked], list[Worked]]:
         """(U, what the clients have); which questions are held out moves with the seed."""
-        every = read_instructions(file_of(self.train, FILES, self.data_dir))
-        return held_out(every, self.num_unlabeled, self.seed or 0, self.train)
+        every = read_instructions(file_of("task.train", self.train, FILES, self.data_dir))
+        return held_out(every, self.num_unlabeled, self.seed or 0, self.train, self.num_clients)
 
     @cached_property
     def _parts(self) -> Parts:
@@ -253,7 +253,7 @@ class MathInstructTask:
 
     @cached_property
     def _test_set(self) -> list[Worked]:
-        every = read_instructions(file_of(self.test, FILES, self.data_dir))
+        every = read_instructions(file_of("task.test", self.test, FILES, self.data_dir))
         if self.num_test is not None and self.num_test > len(every):
             raise ValueError(f"task.num_test is {self.num_test}, but {self.test} has {len(every)} questions")
         return with_numbers(every[: self.num_test])

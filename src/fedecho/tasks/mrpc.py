@@ -176,7 +176,7 @@ class MrpcTask:
 
     @cached_property
     def _train_pairs(self) -> list[Pair]:
-        return read_pairs(file_of(self.train, FILES, self.data_dir), labelled=True)
+        return read_pairs(file_of("task.train", self.train, FILES, self.data_dir), labelled=True)
 
     @cached_property
     def _num_labels(self) -> int:
@@ -184,7 +184,7 @@ class MrpcTask:
 
     @cached_property
     def _unlabeled_pairs(self) -> list[Pair]:
-        pairs = read_pairs(file_of(self.unlabeled, FILES, self.data_dir), labelled=False)
+        pairs = read_pairs(file_of("task.unlabeled", self.unlabeled, FILES, self.data_dir), labelled=False)
         if self.unlabeled_size == "all":
             return pairs
         if self.unlabeled_size > len(pairs):
@@ -212,7 +212,7 @@ class MrpcTask:
     @cached_property
     def _dev(self) -> list[tuple[Inputs, Tensor]]:
         """Batches of pairs of like length, padded once."""
-        pairs = read_pairs(file_of(self.dev, FILES, self.data_dir), labelled=True)
+        pairs = read_pairs(file_of("task.dev", self.dev, FILES, self.data_dir), labelled=True)
         for pair in pairs:
             if (pair.label or 0) >= self._num_labels:
                 raise ValueError(f"{pair.path}, line {pair.line}: class {pair.label} is not in {self.train}")

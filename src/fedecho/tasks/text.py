@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -80,17 +81,24 @@ def _holds(row: list[int], part: list[int]) -> bool:
     return any(row[start : start + len(part)] == part for start in range(len(row) - len(part) + 1))
 
 
-def file_of(given: str, known: dict[str, tuple[str, str]], data_dir: str | None) -> Path:
+def file_of(setting: str, given: str, known: dict[str, tuple[str, str]], data_dir: str | None) -> Path:
     """A user's own file, or the file of a known set in the data folder (``known``: name -> set and file)."""
     if given in known:
         name, file = known[given]
         return find(name, None if data_dir is None else Path(data_dir)) / file
-    return Path(given).expanduser()
+    own = Path(given).expanduser()
+    if not own.exists():
+        meant = get_close_matches(given, known, n=1)
+        if meant and not own.suffix:
+            raise ValueError(f"{setting}: there is no {given!r}: did you mean {meant[0]!r}?")
+        where = "" if own.is_absolute() else f" in {Path.cwd()}: go to the folder that it lies in, or give its whole path"
+        raise ValueError(f"{setting}: there is no file {given}{where}")
+    return own
 
 
 def digests(files: Mapping[str, str], known: dict[str, tuple[str, str]], data_dir: str | None) -> dict[str, str]:
     """Of what each setting names."""
-    return {setting: file_sha256(file_of(given, known, data_dir)) for setting, given in files.items()}
+    return {setting: file_sha256(file_of(setting, given, known, data_dir)) for setting, given in files.items()}
 
 
 def model_place(model: str, data_dir: str | None) -> str:
