@@ -179,7 +179,7 @@ def test_a_versions_time_is_split(run: RunData) -> None:
         ("server", [500.0]),
         ("evaluation and record", [500.0]),
     ]
-    assert section.tables[0].rows[0] == ["fedecho", "1,000", "3", "0.01", "0.00", "5.00"]
+    assert section.tables[0].rows[0] == ["fedecho", "1,000", "3", "0.01", "0.0008", "5.00"]
 
 
 def test_old_records_give_a_report_that_says_what_is_left_out(tmp_path: Path) -> None:

@@ -75,4 +75,6 @@ def _memory(methods: list[Method]) -> Table:
 
 
 def _megabytes(size: float) -> str:
+    if 0 < size < 1e4:
+        return f"{size / 1e6:.2g}"
     return f"{size / 1e6:,.2f}" if size < 1e7 else f"{size / 1e6:,.0f}"

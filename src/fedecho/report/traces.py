@@ -46,6 +46,7 @@ def _layout(figure: Figure) -> Json:
         x |= {"showgrid": not heat}
     elif figure.percent:
         y["tickformat"] = ".2~%"
+        y["autorangeoptions"] = {"minallowed": -0.03, "maxallowed": 1.03}  # a single point's own range would reach 150 %
     if heat and not _has(figure, Spans):
         y["type"] = "category"
         first = next(mark for mark in figure.marks if isinstance(mark, Heat))
