@@ -281,7 +281,7 @@ def test_so_do_a_tasks_own_files_that_are_there(tmp_path: Path, monkeypatch: pyt
     ):
         (tmp_path / "sub" / "mine.toml").write_text(f'recipe = "cifar10"\n[task]\nunlabeled = "{given}"\n')
         assert to_config(load("sub/mine.toml"))["task"]["unlabeled"] == found
-    given = 'train = "gsm8k-train"\ntest = "my.jsonl"\nmodel = "llama"\nlora_targets = "llama"\n'
+    given = 'train = "gsm8k-train"\ntest = "my.jsonl"\nmodel = "llama"\nlora_rank = 2\nlora_targets = "llama"\n'
     (tmp_path / "sub" / "mine.toml").write_text(f'recipe = "mathinstruct"\n[task]\n{given}')
     task = to_config(load("sub/mine.toml"))["task"]
     assert [task[name] for name in ("train", "test", "model", "lora_targets")] == [

@@ -38,12 +38,14 @@ def final_number(text: str) -> Decimal | None:
         return None
 
 
-def with_numbers(texts: list[Worked]) -> list[Worked]:
-    """The same, if every answer comes to a number that can be compared."""
-    for each in texts:
+def judged(every: list[Worked], num: int | None, name: str) -> list[Worked]:
+    """The first ``num`` questions, or all, if every answer comes to a number that can be compared."""
+    if num is not None and num > len(every):
+        raise ValueError(f"task.num_test is {num}, but {name} has {len(every)} questions")
+    for each in every[:num]:
         if final_number(each.answer) is None:
             raise BadLine(each.path, each.line, "its answer holds no number, so no model's answer can be right")
-    return texts
+    return every[:num]
 
 
 def standard_error(share: float, num: int) -> float:

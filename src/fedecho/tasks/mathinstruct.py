@@ -24,7 +24,7 @@ from fedecho.models.lora import ALL_LINEAR, check_lora, merged, with_lora
 from fedecho.models.pretrained import files_of, language_model, load_tokenizer, longest, model_folder, packs, save_pretrained
 from fedecho.tasks.chat import PROMPT, Chat
 from fedecho.tasks.classification import seeded
-from fedecho.tasks.gsm8k import final_number, greedy_answers, standard_error, with_numbers
+from fedecho.tasks.gsm8k import final_number, greedy_answers, judged, standard_error
 from fedecho.tasks.text import check_rows, computing, digests, file_of, has_lower, model_place, room_for, stand_in
 
 PAPER_MODEL = "Qwen/Qwen2.5-1.5B-Instruct"
@@ -187,7 +187,7 @@ class MathInstructTask:
         return [text for text, holds in told.items() if text and holds]
 
     def _network(self) -> nn.Module:
-        model = language_model(self._folder)
+        model = self._pretrained()
         if self.lora_rank is None:
             return model
         adapted = with_lora(model, self.lora_rank, self.lora_alpha or 2.0 * self.lora_rank, self.lora_targets)
@@ -196,6 +196,9 @@ class MathInstructTask:
             for param in adapted.parameters():  # what never changes need not be cast at every step
                 param.data = param.data if param.requires_grad else param.data.to(self.compute)
         return adapted
+
+    def _pretrained(self) -> nn.Module:
+        return language_model(self._folder)
 
     def _hidden(self, module: nn.Module, batch: SpanBatch) -> Tensor:
         """[places, width]: only where a prediction counts, so that the head never sees a question or padding in vain."""
@@ -253,10 +256,7 @@ class MathInstructTask:
 
     @cached_property
     def _test_set(self) -> list[Worked]:
-        every = read_instructions(file_of("task.test", self.test, FILES, self.data_dir))
-        if self.num_test is not None and self.num_test > len(every):
-            raise ValueError(f"task.num_test is {self.num_test}, but {self.test} has {len(every)} questions")
-        return with_numbers(every[: self.num_test])
+        return judged(read_instructions(file_of("task.test", self.test, FILES, self.data_dir)), self.num_test, self.test)
 
     @cached_property
     def _prompts(self) -> list[list[int]]:
