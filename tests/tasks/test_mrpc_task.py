@@ -25,6 +25,7 @@ from transformers import (
     RobertaForSequenceClassification,
     RobertaPreLayerNormConfig,
     T5Config,
+    TrOCRConfig,
     XLMRobertaConfig,
     XLMRobertaXLConfig,
     XLNetConfig,
@@ -212,6 +213,12 @@ def test_models_that_set_no_limit_take_what_their_tokenizer_takes(config: Pretra
     assert longest(tmp_path, made) == ENDLESS
     made.model_max_length = 77
     assert longest(tmp_path, made) == 77
+
+
+def test_a_model_that_has_no_outline_takes_what_its_configuration_says(tmp_path: Path) -> None:
+    """As TrOCR, which has a head and no model without one."""
+    TrOCRConfig(max_position_embeddings=40).save_pretrained(tmp_path)
+    assert longest(tmp_path, tokenizer()) == 40
 
 
 def test_what_stands_beside_the_numbers(task: MrpcTask) -> None:

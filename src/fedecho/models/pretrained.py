@@ -37,8 +37,6 @@ OFFLINE = {"local_files_only": True, "trust_remote_code": False}
 COMMIT = re.compile(r"[0-9a-f]{40}")
 PACKING = ("llama", "qwen2", "qwen3")
 """Models known to keep apart several texts in a row, given positions and a mask that do (tests/tasks/test_few_shapes.py)."""
-
-
 ENDLESS = 10**9
 """Where neither tokenizer nor model sets a limit; a tokenizer says 10**30 then, which is too long for a tensor's index."""
 
@@ -142,8 +140,12 @@ def longest(folder: Path, tokenizer: Any) -> int:
 
 def _positions_taken(folder: Path) -> int:
     """RoBERTa and its kin number positions from the padding token's number plus one on, and so take that many tokens fewer."""
-    with _loading(folder, CONFIG), torch.device("meta"), quiet():
-        outline = library("transformers").AutoModel.from_config(_config(folder), trust_remote_code=False)
+    config = _config(folder)
+    try:
+        with torch.device("meta"), quiet():
+            outline = library("transformers").AutoModel.from_config(config, trust_remote_code=False)
+    except Exception:  # whatever its library raises: loading it will say so, and some have a head and no model without one
+        return 0
     tables = [module for name, module in outline.named_modules() if name.endswith("position_embeddings")]
     paddings = (getattr(table, "padding_idx", None) for table in tables)
     return max((padding + 1 for padding in paddings if padding is not None), default=0)
