@@ -126,8 +126,15 @@ def test_what_an_instruction_is_about_belongs_to_the_question(tmp_path: Path) ->
 
 
 def test_a_calculator_s_notes_are_left_out_and_program_code_is_not(tmp_path: Path) -> None:
-    kept = ["print((1 << n) >> 2)", "std::vector<<int>> v", "x <<= 2; y >>= 1", "<<a=b>>"]
-    notes = ["<<48/2=24>>", "<<2*3.5=7>>", "<<1000*.5=$500>>", "<<10-12=-2>>", "<<1,000+1=1,001>>"]
+    kept = [
+        "print((1 << n) >> 2)",
+        "std::vector<<int>> v",
+        "x <<= 2; y >>= 1",
+        "<<a=b>>",
+        "if (1<<x == 8>>1)",
+        "m = 1<<n; y=2>>1",
+    ]
+    notes = ["<<48/2=24>>", "<<2*3.5=7>>", "<<1000*.5=$500>>", "<<10-12=-2>>", "<<1,000+1=1,001>>", "<<4/10*100=40%>>"]
     rows = [{"question": "q", "answer": f"so {text}!"} for text in kept + notes]
     (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, rows)))
     answers = [each.answer for each in read_instructions(tmp_path / "mine.jsonl")]

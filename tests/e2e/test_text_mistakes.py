@@ -155,6 +155,8 @@ def test_a_file_that_is_not_there_is_named_with_its_setting(data: Path, tmp_path
     for words, name in ((MRPC, "train"), (MRPC, "dev"), (MRPC, "unlabeled"), (MATH, "train"), (MATH, "test")):
         said = (f"task.{name}: there is no file none.tsv in {tmp_path}", "give its whole path")
         one_clear_line([*words, "--set", f"task.{name}=none.tsv"], *said)
+    for key in ("train", "model"):
+        one_clear_line([*MRPC, "--set", f"task.{key}=~nobody-here/x.tsv"], "there is no home folder of ~nobody-here")
     one_clear_line([*MRPC, "--set", "task.dev=mrpc-dew"], "task.dev: there is no 'mrpc-dew': did you mean 'mrpc-dev'?")
     one_clear_line(
         [*MATH, "--set", "task.train=gsm8k-trian"], "task.train: there is no 'gsm8k-trian': did you mean 'gsm8k-train'?"

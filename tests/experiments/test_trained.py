@@ -1,6 +1,7 @@
 """What a run leaves behind is a model that others can use."""
 
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_text import write_world
+from tiny_text import save_language_model, write_world
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 from typer.testing import CliRunner
 
@@ -78,6 +79,45 @@ def test_a_language_model_is_what_transformers_loads(lora: tuple[str, ...], worl
         assert not torch.allclose(model(ids).logits, began(ids).logits, atol=1e-3), "it has learnt something"
     assert not [name for name in load_file(tmp_path / "new" / "model.safetensors") if "lora" in name or "base_layer" in name]
     assert AutoTokenizer.from_pretrained(tmp_path / "new").chat_template
+
+
+@pytest.mark.parametrize("targets", ["lm_head", "embed_tokens", "q_proj,lm_head,embed_tokens"])
+def test_an_adapted_head_parts_from_the_embedding_that_it_shared_its_weights_with(
+    targets: str, world: Path, tmp_path: Path
+) -> None:
+    save_language_model(world / "tied", tied=True)
+    settings = (*MATH, "task.model=tied", "task.lora_rank=2", f"task.lora_targets={targets}", "local.client_lr=0.1")
+    simulate(load("mathinstruct", algorithm="fedbuff", settings=settings), out=tmp_path / "run")
+    fedecho("export", str(tmp_path / "run"), "--out", str(tmp_path / "new"))
+    ids = torch.arange(3, 30)[None]
+    with torch.no_grad():
+        ours: Any = trained(tmp_path / "run")
+        model: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "new").eval()
+        assert torch.allclose(model(ids).logits, ours(ids).logits, atol=1e-4)
+    tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
+    assert not tied
+
+
+def test_where_an_export_goes(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    simulate(load("mrpc", algorithm="fedbuff", settings=MRPC), out=tmp_path / "run")
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    before = os.umask(0o027)
+    try:
+        fedecho("export", str(tmp_path / "run"), "--out", str(tmp_path / "link"))
+    finally:
+        os.umask(before)
+    assert (tmp_path / "link").is_symlink()
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "real").iterdir()}
+    assert modes["model.safetensors"] == modes["config.json"] == 0o640
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert "is there already" in fedecho("export", str(tmp_path / "run"), "--out", ".", code=2)
+    with (world / "MRPC" / "train.tsv").open("a") as file:
+        file.write("2\t1\t2\ta third\tclass\n")
+    said = fedecho("export", str(tmp_path / "run"), "--out", "new", code=2)
+    assert "does not fit the task" in said
+    assert "are its model and its data what the run had?" in said.replace("\n", " ")
 
 
 def test_what_cannot_be_exported_is_a_line(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from fedecho.report.costs import costs_section
 from fedecho.report.echo import echo_section
 from fedecho.report.load import RunData, read_run
 from fedecho.report.methods import methods_of
-from fedecho.report.origin import origin_section
+from fedecho.report.origin import _toml, origin_section
 from fedecho.report.spec import Bars, Dots, Figure, Heat, Line, Spans
 from fedecho.report.traces import figure_json
 
@@ -195,3 +195,8 @@ def test_old_records_give_a_report_that_says_what_is_left_out(tmp_path: Path) ->
 def test_a_run_that_has_just_begun_gives_a_report(tmp_path: Path) -> None:
     report = report_of([write(tmp_path / "begun", lines()[:1])])
     assert any("nothing has been evaluated" in why for section in report.sections for why in section.missing)
+
+
+def test_a_configuration_is_toml_whatever_its_texts_hold() -> None:
+    tree = {"name": "a", "task": {"prompt": 'a "quoted" \U0001f600 line\nand \x7f \x01 more', "partition": {"alpha": 0.6}}}
+    assert tomllib.loads("\n".join(_toml(tree))) == tree

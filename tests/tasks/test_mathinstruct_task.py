@@ -245,12 +245,19 @@ def test_a_template_that_writes_the_day_writes_the_same_one_every_day() -> None:
     dated.tokenizer.chat_template = today + TEMPLATE
     assert dated.asked("How").startswith("Today: 26 Jul 2024<s>user")
     assert dated.answered("How", "So")[1] == " So </s>"
-    dated.tokenizer.chat_template = (
-        '{% set today = strftime_now("%A, %Y-%m-%d") %}{{ today }} or {{ strftime_now("%B" ~ "") }}' + TEMPLATE
-    )
-    assert dated.asked("How").startswith("Friday, 2024-07-26 or July<s>user")
-    dated.tokenizer.chat_template = "{% set form = '%Y' %}{{ strftime_now(form) }}" + TEMPLATE
-    assert dated.asked("How").startswith("2024-07-26<s>user")
+    other = Chat(tokenizer(), "{question}")
+    for template, said in (
+        (
+            '{% set today = strftime_now("%A, %Y-%m-%d") %}{{ today }} or {{ strftime_now("%B" ~ "") }}',
+            "Friday, 2024-07-26 or July",
+        ),
+        ("{% set form = '%-d %B' %}{{ strftime_now(form) }}", "26 July"),
+        ("{{ strftime_now(format='%Y') }}", "2024"),
+        ("\n[start] {{ strftime_now('%y') }}", "\n[start] 24"),
+        ("  {% set day = strftime_now('%H:%M') %}{{ day }}", "00:00"),
+    ):
+        other.tokenizer.chat_template = template + TEMPLATE
+        assert other.asked("How").startswith(f"{said}<s>user")
 
 
 def test_texts_that_are_too_long(task: MathInstructTask, tmp_path: Path) -> None:

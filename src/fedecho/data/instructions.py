@@ -14,7 +14,7 @@ KEYS = (("question", "answer"), ("instruction", "output"), ("prompt", "response"
 """The names that GSM8K, MathInstruct and many others give the two parts."""
 INPUT = "input"
 """What some instructions are about, as Alpaca has it; often empty."""
-CALCULATOR = re.compile(r"<<[^<>\n]*=\s*[-+]?[$\d.,/ ]+>>")
+CALCULATOR = re.compile(r"<<[-+*/().,%$\d ]+=[-+$\d.,/% ]+>>")
 """GSM8K's notes such as <<48/2=24>>; shifts and templates of program code are none."""
 MOST_STEPS = 8
 

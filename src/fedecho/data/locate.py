@@ -31,7 +31,15 @@ class MissingDataError(ValueError):
 
 def data_folder(data_dir: Path | None = None) -> Path:
     """The folder that holds all data."""
-    return Path(data_dir or os.environ.get(VARIABLE) or "data").expanduser()
+    return at_home(Path(data_dir or os.environ.get(VARIABLE) or "data"))
+
+
+def at_home(path: Path) -> Path:
+    """With ~ and ~somebody in full."""
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        raise MissingDataError(f"{path}: there is no home folder of {path.parts[0]}") from None
 
 
 def find(name: str, data_dir: Path | None = None) -> Path:
@@ -57,7 +65,7 @@ def find_model(name: str, data_dir: Path | None = None) -> str:
     """The folder of saved weights of that name, here or in the data folder; else the name itself if it can be one at the hub."""
     inside, hub_name = data_folder(data_dir), HUB_NAME.fullmatch(name)
     copies = [inside / Path(name).name] if hub_name else []  # a path that is not there is a mistake, and no name of another's
-    for folder in (Path(name).expanduser(), inside / name, *copies):
+    for folder in (at_home(Path(name)), inside / name, *copies):
         if folder.is_dir():
             return str(folder)
     if hub_name:

@@ -1,8 +1,8 @@
 """The model a run ended with: as a module of its task, and as files that other programs load."""
 
+import os
 import shutil
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import torch
@@ -28,7 +28,8 @@ def trained(folder: Path | str, experiment: Experiment | None = None) -> nn.Modu
 
 def export(folder: Path, target: Path) -> None:
     """Write the run's model into a new folder, in the format of its task's own library."""
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+    target = target.resolve()  # a link's folder, not the link
+    if target == Path.cwd() or (target.exists() and (not target.is_dir() or any(target.iterdir()))):
         raise ConfigError(f"{target} is there already: choose a new folder")
     task, module = _loaded(folder, None)
     if not isinstance(task, Saves):
@@ -37,13 +38,22 @@ def export(folder: Path, target: Path) -> None:
             f"the torch module that fedecho.trained({str(folder)!r}) gives"
         )
     target.parent.mkdir(parents=True, exist_ok=True)
-    part = Path(mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
+    part = target.with_name(f".{target.name}-{os.getpid()}")
+    part.mkdir()
     try:
         task.save(module, part)
-        part.chmod(0o755)  # as any folder; mkdtemp's is for nobody else
+        for path in part.iterdir():  # some libraries write files for nobody else
+            path.chmod(0o666 & ~_umask())
         part.replace(target)
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+def _umask() -> int:
+    """There is no way to ask but to set it."""
+    now = os.umask(0o077)
+    os.umask(now)
+    return now
 
 
 def _loaded(folder: Path, experiment: Experiment | None) -> tuple[Any, nn.Module]:
@@ -59,8 +69,12 @@ def _loaded(folder: Path, experiment: Experiment | None) -> tuple[Any, nn.Module
     layout = Layout.of(module)
     try:
         weights = layout.flatten(load_file(folder / MODEL))
-    except (OSError, SafetensorError, ValueError, KeyError) as error:
+    except (OSError, SafetensorError) as error:
         raise ConfigError(f"cannot read {folder / MODEL}: {error}") from None
+    except ValueError as error:
+        raise ConfigError(
+            f"{folder / MODEL} does not fit the task ({error}): are its model and its data what the run had?"
+        ) from None
     if model_digest(weights) != Summary.read(folder).model_sha256:
         raise ConfigError(f"{folder / MODEL} is not the model that the run ended with: its digest is not that of the summary")
     with torch.no_grad():

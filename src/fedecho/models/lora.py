@@ -1,5 +1,9 @@
 """Low-rank adapters (LoRA) by peft: they alone are trained, and only they travel."""
 
+import warnings
+from collections import Counter
+from typing import Any
+
 from torch import nn
 
 from fedecho.models.pretrained import library
@@ -22,7 +26,9 @@ def with_lora(model: nn.Module, rank: int, alpha: float, targets: str) -> nn.Mod
         _check(names, model)
     try:
         config = peft.LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=names, bias="none")
-        adapted: nn.Module = peft.inject_adapter_in_model(config, model)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Model has `tie_word_embeddings=True`")  # ``merged`` sees to it
+            adapted: nn.Module = peft.inject_adapter_in_model(config, model)
     except ValueError as error:
         raise ValueError(f"task.lora_targets {targets!r} does not fit this model: {str(error).splitlines()[0][:160]}") from None
     for name, param in adapted.named_parameters():
@@ -30,16 +36,25 @@ def with_lora(model: nn.Module, rank: int, alpha: float, targets: str) -> nn.Mod
     return adapted
 
 
-def merged(model: nn.Module) -> nn.Module:
-    """The same function without adapters: each adapted layer's weights with what its adapters add. ``model`` is spent."""
+def merged(model: Any) -> nn.Module:
+    """The same function without adapters: each adapted layer's weights with what its adapters add. ``model`` is spent.
+
+    An embedding and a head that share their weights part where one of them is adapted: what it learnt is not the other's.
+    """
+    times = Counter(id(param) for _, param in model.named_parameters(remove_duplicate=False))
     adapted = [
         (name, layer) for name, layer in model.named_modules() if hasattr(layer, "merge") and hasattr(layer, "base_layer")
     ]
     for name, layer in adapted:
+        if times[id(layer.base_layer.weight)] > 1:
+            layer.base_layer.weight = nn.Parameter(layer.base_layer.weight.detach().clone())
+            for config in (model.config, model.config.get_text_config()):
+                config.tie_word_embeddings = False
         layer.merge()
         owner, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(owner), leaf, layer.base_layer)
-    return model
+    whole: nn.Module = model
+    return whole
 
 
 def _check(names: list[str], model: nn.Module) -> None:

@@ -1,7 +1,5 @@
 """A question and its answer as a model wants to read them: through its chat template, or plainly where it has none."""
 
-import json
-import re
 from dataclasses import dataclass
 from datetime import datetime
 from textwrap import shorten
@@ -9,7 +7,8 @@ from typing import Any
 
 DAY = datetime(2024, 7, 26)
 """What templates that write today's date are told: a run must not change overnight. Llama's own fall back on this one."""
-DATED = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1""")
+PARTS = [f"%{part}" for part in ("-d", "-m", "-H", "-I", "-M", "-S", "-j", "-y", *"aAwdbBmyYHIpMSfjUWxXcGuV")]
+"""Of a format, the longer ones first."""
 PROMPT = "{question}\nReason step by step. End with a line that holds #### and the final number."
 
 
@@ -66,9 +65,11 @@ class Chat:
 
 
 def on_the_same_day(template: str) -> str:
-    """The template, with a macro in the place of the clock that transformers offers it."""
+    """The template, with a macro in the place of the clock that transformers offers it.
+
+    The macro's line ends where the template begins, so that what Jinja trims of lines is what it would trim without it.
+    """
     if "strftime_now" not in template:
         return template
-    said = json.dumps({form: DAY.strftime(form) for _, form in DATED.findall(template)})
-    clock = f"{{{{ {said}.get(form, '{DAY:%Y-%m-%d}') }}}}"
-    return f"{{% macro strftime_now(form) %}}{clock}{{% endmacro %}}{template}"
+    parts = "".join(f" | replace('{part}', '{DAY.strftime(part)}')" for part in PARTS)
+    return f"{{% macro strftime_now(format) %}}{{{{ format{parts} }}}}{{% endmacro %}}\n{template}"

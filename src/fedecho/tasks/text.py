@@ -10,7 +10,7 @@ import torch
 
 from fedecho.core.digest import file_sha256
 from fedecho.data.lines import BadLine
-from fedecho.data.locate import find, find_model
+from fedecho.data.locate import at_home, find, find_model
 from fedecho.models.pretrained import OWN_TOKENIZER, num_tokens
 
 
@@ -86,7 +86,7 @@ def file_of(setting: str, given: str, known: dict[str, tuple[str, str]], data_di
     if given in known:
         name, file = known[given]
         return find(name, None if data_dir is None else Path(data_dir)) / file
-    own = Path(given).expanduser()
+    own = at_home(Path(given))
     if not own.exists():
         meant = get_close_matches(given, known, n=1)
         if meant and not own.suffix:
@@ -104,7 +104,7 @@ def digests(files: Mapping[str, str], known: dict[str, tuple[str, str]], data_di
 def model_place(model: str, data_dir: str | None) -> str:
     if not model.strip():
         raise ValueError("task.model is empty: name the folder of a saved model, or a model at the hub with its owner")
-    if Path(model).expanduser().is_file():
+    if at_home(Path(model)).is_file():
         raise ValueError(f"task.model {model} is a file: give the folder that the model was saved into")
     return find_model(model, None if data_dir is None else Path(data_dir))
 
