@@ -1,5 +1,6 @@
 """Figures say what the records say, counted by hand."""
 
+import tomllib
 from pathlib import Path
 
 import numpy as np
