@@ -12,7 +12,7 @@ from flwr.app import Array, ArrayRecord, Error, Message, RecordDict
 from loop_grid import LoopGrid
 from test_wire_equals_simulator import CONFIG, MADE, small
 
-from fedecho import Experiment, resume
+from fedecho import Experiment, resume, trained
 from fedecho.experiments import accounting
 from fedecho.experiments.build import bound_network, server_of
 from fedecho.experiments.config import ConfigError, to_config
@@ -283,6 +283,7 @@ def test_the_folder_is_that_of_a_simulation(tmp_path: Path) -> None:
     summary = run(experiment, grid_for(experiment), tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.safetensors", "run.jsonl", "summary.json"]
     assert Summary.read(tmp_path) == summary
+    assert experiment.task.evaluate(trained(tmp_path))["accuracy"] == summary.final_accuracy
     header = read_header(tmp_path)
     assert header["config"]["algorithm"]["name"] == "fedbuff"
     assert header["execution"]["executor"] == "flower"

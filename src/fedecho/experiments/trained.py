@@ -77,7 +77,7 @@ def _loaded(folder: Path, experiment: Experiment | None) -> tuple[Any, nn.Module
         ) from None
     if model_digest(weights) != Summary.read(folder).model_sha256:
         raise ConfigError(f"{folder / MODEL} is not the model that the run ended with: its digest is not that of the summary")
-    with torch.no_grad():
+    with torch.no_grad():  # not bound: libraries that save a module take views of one vector for tensors that are shared
         tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         for name, tensor in layout.named(weights).items():
             tensors[name].copy_(tensor)

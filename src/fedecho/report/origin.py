@@ -40,7 +40,8 @@ def _toml(tree: dict[str, Any], path: str = "") -> list[str]:
 def _value(value: Any) -> str:
     if isinstance(value, float) and value in (float("inf"), float("-inf")):
         return "inf" if value > 0 else "-inf"
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML has no escapes for halves of a character
+    # JSON escapes an emoji as two halves, which TOML has not, and leaves DEL, which TOML must have escaped.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _notes(methods: list[Method]) -> list[Table]:

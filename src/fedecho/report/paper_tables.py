@@ -54,10 +54,11 @@ class View:
             for column in self.table.columns:
                 yield from self.finished(row, column).values()
 
-    def rows(self, *columns: Column) -> tuple[Row, ...]:
+    def rows(self, *columns: Column) -> list[tuple[Row, list["Figure"]]]:
         """What is shown of these columns: not the rows of our own of which nothing has run there, unless that is all."""
-        shown = [row for row in self.table.rows if not row.control or any(self.finished(row, column) for column in columns)]
-        return tuple(shown) or self.table.rows
+        every = [(row, [self.figure(row, column) for column in columns]) for row in self.table.rows]
+        shown = [(row, figures) for row, figures in every if not row.control or any(figure.ours for figure in figures)]
+        return shown or every
 
     def figure(self, row: Row, column: Column) -> "Figure":
         ended = self.finished(row, column)

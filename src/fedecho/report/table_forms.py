@@ -28,8 +28,8 @@ def as_text(view: View) -> Iterator[Table]:
             words = heading in ("method", "ran on")  # where a terminal is narrow, words are folded and figures are whole
             shown.add_column(heading, justify="left" if words else "right", no_wrap=not words, overflow="fold")
         marks = Marks()
-        for row in view.rows(column):
-            shown.add_row(row.label, *view.figure(row, column).cells(marks))
+        for row, (figure,) in view.rows(column):
+            shown.add_row(row.label, *figure.cells(marks))
         shown.caption = Text(marks.told("\n") + "\n") if marks.known else None
         yield shown
 
@@ -87,8 +87,8 @@ def _lines(view: View, marks: Marks) -> Iterator[list[str]]:
     first, *others = view.headings
     columns = view.table.columns
     yield ["method", *(heading for column in columns for heading in (f"{column.label}: {first}", *others))]
-    for row in view.rows(*columns):
-        yield [row.label, *(cell for column in columns for cell in view.figure(row, column).cells(marks))]
+    for row, figures in view.rows(*columns):
+        yield [row.label, *(cell for figure in figures for cell in figure.cells(marks))]
 
 
 def notes_of(view: View) -> list[str]:
