@@ -96,6 +96,9 @@ def test_a_table_runs_what_is_missing_once_and_shows_it_beside_the_papers(small_
     means = [np.mean(values), np.std(values, ddof=1), np.mean(finals), np.mean(bests)]
     names = ("seeds", "diverged", "ours", "deviation", "final", "best", "paper", "paper deviation")
     assert [float(mine[name]) for name in names] == pytest.approx([2, 0, *means, 75.39, 2.93], abs=1e-4)
+    points = np.mean(values) - 75.39
+    assert [float(mine[name]) for name in ("gap", "gap in deviations")] == pytest.approx([points, abs(points) / 2.93], abs=1e-4)
+    assert f"{points:+.1f} ({abs(points) / 2.93:.1f})" in said
     assert mine["setting"] == "large Dir(0.1)"
     assert "cifar100-32.npy" in mine["unlabeled"]
     assert "torch" in mine["hardware"]

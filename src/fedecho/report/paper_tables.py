@@ -40,8 +40,8 @@ class View:
     def headings(self) -> list[str]:
         """Of one column of the paper's; the cells of a ``Figure`` stand below them."""
         seeds = [f"seed {seed}" for seed in self.seeds] if self.by_seed else ["seeds"]
-        stand_in = ["ran on"] if self.table.names_stand_ins else []
-        return ["ours", *seeds, *(heading for _, heading in self.table.scores), "paper", *stand_in]
+        last = "ran on" if self.table.names_stand_ins else "gap"
+        return ["ours", *seeds, *(heading for _, heading in self.table.scores), "paper", last]
 
     def finished(self, row: Row, column: Column) -> dict[int, CellResult]:
         """What has run of a cell, by seed; of a model that is not trained, the one that is that of all."""
@@ -70,6 +70,7 @@ class View:
             seeds=alone if self.by_seed else (str(len(ended) or ""),),
             scores=tuple(_mean_score(trained, name) for name, _ in self.table.scores),
             paper=_said(*paper) if paper else "",
+            gap=_gap_text(gap_of(trained, paper)),
             stand_ins=self.stand_ins(row, ended.values()) if self.table.names_stand_ins else None,
         )
 
@@ -87,18 +88,36 @@ class Figure:
     """Each seed's, or how many there are."""
     scores: tuple[str, ...]
     paper: str
+    gap: str
+    """Ours minus the paper's. It has no meaning where another model stands in for the paper's: there stand-ins are shown."""
     stand_ins: tuple[tuple[str, ...], ...] | None
     """All in which its runs are not the paper's, for each kind of run; None in a table that does not tell."""
 
     def cells(self, marks: Marks) -> list[str]:
         """As ``View.headings`` names them; stand-ins are told by their numbers."""
-        stand_in = [] if self.stand_ins is None else [" or ".join(map(marks.of, self.stand_ins))]
-        return [self.ours, *self.seeds, *self.scores, self.paper, *stand_in]
+        last = self.gap if self.stand_ins is None else " or ".join(map(marks.of, self.stand_ins))
+        return [self.ours, *self.seeds, *self.scores, self.paper, last]
 
 
 def accuracies(results: Iterable[CellResult]) -> list[float]:
     """In %; a run that diverged has none."""
     return [100 * result.accuracy for result in results if not result.diverged]
+
+
+def gap_of(trained: Iterable[CellResult], paper: tuple[float, float | None] | None) -> tuple[float | None, float | None]:
+    """Our mean minus the paper's, in points and in the paper's deviations."""
+    values = accuracies(trained)
+    if not values or paper is None:
+        return None, None
+    points = fmean(values) - paper[0]
+    return points, abs(points) / paper[1] if paper[1] else None
+
+
+def _gap_text(gap: tuple[float | None, float | None]) -> str:
+    points, deviations = gap
+    if points is None:
+        return ""
+    return f"{points:+.1f}" if deviations is None else f"{points:+.1f} ({deviations:.1f})"
 
 
 def _ours(results: Iterable[CellResult]) -> str:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from fedecho.experiments.paper import Column, PaperTable, Row
 from fedecho.experiments.results import CellResult
-from fedecho.report.paper_tables import Marks, View, accuracies, mean_score
+from fedecho.report.paper_tables import Marks, View, accuracies, gap_of, mean_score
 
 UNBROKEN = "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}"
 SINGLE = {"final": "the last one's", "best": "the best one's"}
@@ -68,7 +68,10 @@ def _numbers(view: View, row: Row, column: Column) -> dict[str, str | float | in
     told |= {heading: _rounded(mean) for heading, (mean, _) in scores.items()}
     told["last alone"] = " ".join(heading for heading, (_, only_last) in scores.items() if only_last)
     told |= {"paper": paper[0], "paper deviation": paper[1]}
-    if view.table.names_stand_ins:
+    if not view.table.names_stand_ins:
+        points, deviations = gap_of(trained, view.table.values.get((row.label, column.label)))
+        told |= {"gap": _rounded(points), "gap in deviations": _rounded(deviations)}
+    else:
         told["ran on"] = " or ".join("; ".join(each) for each in view.stand_ins(row, ended.values()))
     if view.table.own:
         told["with"] = " ".join(view.table.own)
@@ -112,7 +115,8 @@ def _what_figures_are(table: PaperTable, found: list[CellResult]) -> str:
     most = max(len(result.evaluations) for result in found)
     last = "mean of a run's last ten evaluations" if most > 1 else "of a run's one evaluation"
     empty = "an empty cell has not run, rows of our own that have not are left out"
-    return f"accuracy in %, {last} ({beside}), mean ± deviation over seeds; {empty}"
+    gap = "" if table.names_stand_ins else "; gap: ours minus the paper's in points (in the paper's deviations)"
+    return f"accuracy in %, {last} ({beside}), mean ± deviation over seeds{gap}; {empty}"
 
 
 def _other_files(found: list[CellResult]) -> Iterator[str]:
