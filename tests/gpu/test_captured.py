@@ -60,8 +60,15 @@ def test_the_captured_program_learns_what_the_plain_one_learns(data: Path, algor
     assert captured_scores["accuracy"] == pytest.approx(scores["accuracy"], abs=0.04)
 
 
-@pytest.mark.parametrize("settings", [["algorithm.distiller.batch_norm=frozen"], ["task.num_unlabeled=25"]])
-def test_frozen_statistics_and_a_partial_batch_of_u(data: Path, settings: list[str]) -> None:
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["algorithm.distiller.batch_norm=frozen"],
+        ["task.num_unlabeled=25"],
+        ["algorithm.distiller.prior_correction=1", "algorithm.distiller.shared_prior=0.5"],
+    ],
+)
+def test_settings_of_the_distiller_and_a_partial_batch_of_u(data: Path, settings: list[str]) -> None:
     one = experiment(data, "fedecho", *settings)
     with one_thread():
         with assembled(one) as plain:

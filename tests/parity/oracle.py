@@ -217,6 +217,9 @@ class FedEcho:
     alpha_max: float = 0.8
     average: str = "logits"
     carried: bool = True
+    correction: float = 0.0
+    floor: float = 0.01
+    shared: float = 0.0
     grads: list[Array] = field(default_factory=list)
 
     def teacher(self, versions: Versions, rounds: Rounds) -> tuple[Array, Array]:
@@ -224,11 +227,19 @@ class FedEcho:
         latest = {}
         for sent in (a for arrivals in rounds for a in arrivals):
             latest[sent.client] = self.linear.logits(versions[sent.base].params + sent.delta, sent.buffers)
+        priors = [self.prior(z) for z in latest.values()]
+        evidence = [z - self.correction * np.log(prior) for z, prior in zip(latest.values(), priors, strict=True)]
+        given_back = self.correction * self.shared * np.log(np.mean(priors, axis=0))
         if self.average == "probabilities":
-            p = np.mean([softmax(z) for z in latest.values()], axis=0)
-            return p, p.argmax(axis=1)
-        z = np.mean(list(latest.values()), axis=0)
+            p = np.mean([softmax(z) for z in evidence], axis=0) * np.exp(given_back)
+            return p / p.sum(axis=1, keepdims=True), p.argmax(axis=1)
+        z = np.mean(evidence, axis=0) + given_back
         return softmax(z), z.argmax(axis=1)
+
+    def prior(self, z: Array) -> Array:
+        """A client's label prior as its mean prediction on U shows it, no class below floor / C."""
+        pi = np.maximum(softmax(z).mean(axis=0), self.floor / z.shape[1])
+        return pi / pi.sum()
 
     def gradient(self, params: Array, buffers: Array, rows: Array, p: Array, hard: Array) -> Array:
         """alpha KL(p || q) + (1 - alpha) CE(q, hard), differentiated by hand term by term, then clipped."""

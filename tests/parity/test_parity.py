@@ -64,6 +64,27 @@ ECHOES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "probabilities": ("fedbuff-constant", {"average": "probabilities"}, {"average": "probabilities"}),
     "other-adam": ("fedbuff-polynomial", {"beta1": 0.5, "beta2": 0.9, "eps": 1e-3}, {"b1": 0.5, "b2": 0.9, "eps": 1e-3}),
     "other-alphas": ("fedavg", {"alpha_min": 0.0, "alpha_max": 1.0}, {"alpha_min": 0.0, "alpha_max": 1.0}),
+    "corrected": ("fedbuff-constant", {"prior_correction": 1.0}, {"correction": 1.0}),
+    "corrected-by-half-and-a-high-floor": (
+        "fedbuff-constant",
+        {"prior_correction": 0.5, "prior_floor": 0.9},
+        {"correction": 0.5, "floor": 0.9},
+    ),
+    "corrected-shared": (
+        "fedbuff-constant",
+        {"prior_correction": 1.0, "shared_prior": 1.0},
+        {"correction": 1.0, "shared": 1.0},
+    ),
+    "corrected-half-shared": (
+        "fedbuff-constant",
+        {"prior_correction": 0.8, "shared_prior": 0.5},
+        {"correction": 0.8, "shared": 0.5},
+    ),
+    "corrected-probabilities": (
+        "fedbuff-constant",
+        {"prior_correction": 1.0, "shared_prior": 0.5, "average": "probabilities"},
+        {"correction": 1.0, "shared": 0.5, "average": "probabilities"},
+    ),
     "over-two-passes": ("ca2fl", {"num_distill_steps": 7}, {}),
     "over-fadas": ("fadas", {}, {}),
     "over-fedac": ("fedac", {}, {}),

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedecho.distill.entries import LARGEST_HALF, Entries, Keeping
+from fedecho.distill.prior import PriorCorrection, Priors
 from fedecho.distill.robust import TeacherRule, robust_teacher
 
 Average = Literal["logits", "probabilities"]
@@ -21,7 +22,8 @@ class Bank:
     float32 shows. Entries so large that taking them out again would leave nothing of the others are summed anew instead, and logits
     that are not finite are refused. Clients never heard are left out of the mean, not counted as zeros. A ``rule`` other than the
     mean looks at all entries at each version (distill/robust.py). ``keeping`` bounds what the entries take: the sum is over what is
-    kept, as it is kept, so that taking an entry out leaves nothing of it behind.
+    kept, as it is kept, so that taking an entry out leaves nothing of it behind. With a ``correction`` what is kept are logits
+    without the client's own prior (distill/prior.py).
     """
 
     LARGE = 1e6
@@ -35,6 +37,7 @@ class Bank:
         rule: TeacherRule = "mean",
         trim: float = 0.2,
         keeping: Keeping | None = None,
+        correction: PriorCorrection | None = None,
     ) -> None:
         if average not in ("logits", "probabilities"):
             raise ValueError(f"average must be 'logits' or 'probabilities', got {average!r}")
@@ -47,12 +50,18 @@ class Bank:
         self.heard_at: OrderedDict[int, int] = OrderedDict()
         """The version at which each was last heard; who has been silent longest comes first."""
         self.num_refused = self.num_dropped = 0
-        self._most_entries = self.keeping.most_entries(self.total)
+        corrects = correction is not None and correction.strength > 0
+        self.priors = Priors(correction, num_classes, device) if correction is not None and corrects else None
+        """None where logits are kept as they come."""
+        self._most_entries = self.keeping.most_entries(self.total, self._prior_bytes)
         self._large: set[int] = set()
         self._heard_sum = 0
 
     def put(self, client: int, logits: Float[Tensor, "unlabeled classes"], version: int) -> None:
         """Line 5 of Algorithm 1: the client's newest predictions take the place of its older ones."""
+        prior = None if self.priors is None else self.priors.correction.prior_of(logits)
+        if self.priors is not None and prior is not None:
+            logits = logits - self.priors.correction.evidence(prior)
         largest = float(logits.abs().max())
         too_large = self.keeping.half and self.average == "logits" and largest > LARGEST_HALF
         if too_large or not isfinite(largest):
@@ -72,6 +81,8 @@ class Bank:
             self.total.add_(entry)
         if self.average == "logits" and largest > self.LARGE:
             self._large.add(client)
+        if self.priors is not None and prior is not None:
+            self.priors.put(client, prior)
         self._heard_sum += version - self.heard_at.get(client, 0)
         self.heard_at[client] = version
         self.heard_at.move_to_end(client)
@@ -80,9 +91,14 @@ class Bank:
         """Where the budget is used up, who was heard least recently makes room for a client that is new."""
         if self._most_entries is None or client in self.heard_at or len(self.entries) < self._most_entries:
             return
+        self._drop_oldest()
+        self.num_dropped += 1
+
+    def _drop_oldest(self) -> None:
         dropped, heard = self.heard_at.popitem(last=False)
         self._heard_sum -= heard
-        self.num_dropped += 1
+        if self.priors is not None:
+            self.priors.drop(dropped)
         if dropped in self._large:
             del self.entries[dropped]
             self._large.discard(dropped)
@@ -102,7 +118,9 @@ class Bank:
             raise ValueError("no client has been heard yet, so there is no teacher")
         mean = (self.total / len(self.entries)).float() if self.rule == "mean" else self._robust()
         if self.average == "probabilities":
-            return mean.clamp_min(torch.finfo(mean.dtype).tiny).log()
+            mean = mean.clamp_min(torch.finfo(mean.dtype).tiny).log()
+        if self.priors is not None and self.priors.correction.shared:
+            mean = mean + self.priors.given_back()
         return mean
 
     def _robust(self) -> Tensor:
@@ -120,7 +138,12 @@ class Bank:
     def bytes_with(self, num_clients: int) -> int:
         """Once so many clients have been heard."""
         most = num_clients if self._most_entries is None else min(num_clients, self._most_entries)
-        return self.total.nbytes + most * self.total.numel() * self.keeping.dtype.itemsize
+        return self.total.nbytes + most * (self.total.numel() * self.keeping.dtype.itemsize + self._prior_bytes)
+
+    @property
+    def _prior_bytes(self) -> int:
+        """Of each client."""
+        return 0 if self.priors is None else self.priors.entry_bytes
 
     def mean_age(self, version: int) -> float:
         """How old the teachers are on average, in versions."""
@@ -134,6 +157,7 @@ class Bank:
             "large": sorted(self._large),
             "num_refused": self.num_refused,
             "num_dropped": self.num_dropped,
+            **({} if self.priors is None else {"priors": self.priors.to_tree()}),
         }
 
     def from_tree(self, tree: dict[str, Any]) -> "Bank":
@@ -147,4 +171,6 @@ class Bank:
         self._heard_sum = sum(self.heard_at.values())
         self._large = set(tree["large"])
         self.num_refused, self.num_dropped = tree["num_refused"], tree.get("num_dropped", 0)
+        if self.priors is not None:
+            self.priors.from_tree(tree["priors"])
         return self

@@ -13,6 +13,7 @@ from fedecho.core.types import Weights
 from fedecho.distill.bank import Average
 from fedecho.distill.entries import Keeping
 from fedecho.distill.loss import clip_factor, distillation_loss
+from fedecho.distill.prior import PriorCorrection
 from fedecho.distill.robust import RULES, TeacherRule
 from fedecho.distill.student import Student, Teacher
 
@@ -39,6 +40,10 @@ class Distiller:
     at each version; ``num_distill_steps = None`` is one shuffled pass over U, 0 is no distillation. ``teacher`` is how all clients'
     logits become one: the paper's mean, a median, a mean without the outer ``trim`` on each side, or one weighted by certainty.
 
+    ``prior_correction`` divides each client's own label distribution, as its predictions on U show it, out of its logits
+    (distill/prior.py): 0 is the paper, 1 the full correction. ``prior_floor`` / C is the least that a class's share is taken for.
+    ``shared_prior`` is how much of the mean of all clients' priors the teacher is given back, for a U with skewed labels.
+
     What the bank of a language model keeps of each token: ``token_bank`` is "exact" (hidden states), "topk" (the ``top_k`` largest
     logits, 64 by default) or "full"; None is exact where the head is frozen and bias-free, else topk.
 
@@ -61,6 +66,9 @@ class Distiller:
     moments: Literal["carried", "fresh"] = "carried"
     teacher: TeacherRule = "mean"
     trim: float = 0.2
+    prior_correction: float = 0.0
+    prior_floor: float = 0.01
+    shared_prior: float = 0.0
     token_bank: Literal["exact", "topk", "full"] | None = None
     top_k: int | None = None
     half_bank: bool | None = None
@@ -92,7 +100,7 @@ class Distiller:
             raise ValueError(f"clip_norm must be above 0 (inf for none), got {self.clip_norm}")
         if not 0 <= self.alpha_min <= self.alpha_max <= 1:
             raise ValueError(f"need 0 <= alpha_min <= alpha_max <= 1, got {self.alpha_min} and {self.alpha_max}")
-        _ = self.keeping  # says what is wrong with it
+        _ = self.keeping, self.correction  # say what is wrong with them
         for name, allowed in (("batch_norm", ("train", "frozen")), ("moments", ("carried", "fresh"))):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be {allowed[0]!r} or {allowed[1]!r}, got {getattr(self, name)!r}")
@@ -100,6 +108,10 @@ class Distiller:
     @property
     def keeping(self) -> Keeping:
         return Keeping(half=bool(self.half_bank), place=self.bank_memory, folder=self.bank_dir, budget_mb=self.bank_budget_mb)
+
+    @property
+    def correction(self) -> PriorCorrection:
+        return PriorCorrection(strength=self.prior_correction, floor=self.prior_floor, shared=self.shared_prior)
 
     def num_steps(self, num_unlabeled: int) -> int:
         """Q."""

@@ -37,11 +37,11 @@ class Keeping:
     def dtype(self) -> torch.dtype:
         return torch.float16 if self.half else torch.float32
 
-    def most_entries(self, total: Tensor) -> int | None:
-        """How many clients the budget holds; None is any number."""
+    def most_entries(self, total: Tensor, bytes_beside: int = 0) -> int | None:
+        """How many clients the budget holds, each with so many bytes beside its entry; None is any number."""
         if self.budget_mb is None:
             return None
-        entry_bytes = total.numel() * self.dtype.itemsize
+        entry_bytes = total.numel() * self.dtype.itemsize + bytes_beside
         most = int((self.budget_mb * 1e6 - total.nbytes) // entry_bytes)
         if most < 1:
             least = (total.nbytes + entry_bytes) / 1e6

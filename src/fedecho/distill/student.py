@@ -48,7 +48,7 @@ class Student:
 
     def bank(self, distiller: "Distiller") -> Any:
         """An empty bank for what ``infer`` gives."""
-        kinds = (distiller.average, distiller.teacher, distiller.trim, distiller.keeping)
+        kinds = (distiller.average, distiller.teacher, distiller.trim, distiller.keeping, distiller.correction)
         return Bank(self.num_unlabeled, self.num_classes(), self.device, *kinds)
 
     def infer(self, weights: Weights) -> Any:

@@ -38,6 +38,11 @@ class TokenStudent(Student):
     def bank(self, distiller: "Distiller") -> TokenBank:
         if distiller.teacher != "mean":
             raise ValueError(f"distiller.teacher must be 'mean' for a language model's bank, got {distiller.teacher!r}")
+        if distiller.prior_correction:
+            raise ValueError(
+                "distiller.prior_correction is for classifiers: what a client's mean prediction tells of a whole vocabulary is how "
+                "often tokens occur, not what the client has seen; leave it out (fedecho in place of fedecho+)"
+            )
         if distiller.bank_memory is not None or distiller.bank_budget_mb is not None:
             raise ValueError(
                 "distiller.bank_memory and distiller.bank_budget_mb are for the bank of a classifier: "
