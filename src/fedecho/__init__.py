@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fedecho.version import __version__
 
 if TYPE_CHECKING:
-    from fedecho.algorithms import ALGORITHMS, CA2FL, FADAS, FedAC, FedAsync, FedAvg, FedBuff, FedEcho
+    from fedecho.algorithms import ALGORITHMS, CA2FL, FADAS, FedAC, FedAsync, FedAvg, FedBuff, FedEcho, FedEchoPlus
     from fedecho.core.algorithm import Algorithm, Demands
     from fedecho.core.task import Task
     from fedecho.core.types import Advance, Arrival, ClientUpdate, GlobalModel, Weights
@@ -47,6 +47,7 @@ __all__ = [
     "FedAvg",
     "FedBuff",
     "FedEcho",
+    "FedEchoPlus",
     "GlobalModel",
     "IidPartitioner",
     "LocalTraining",
@@ -82,6 +83,7 @@ WHERE = {
     "FedAvg": "fedecho.algorithms",
     "FedBuff": "fedecho.algorithms",
     "FedEcho": "fedecho.algorithms",
+    "FedEchoPlus": "fedecho.algorithms",
     "GlobalModel": "fedecho.core.types",
     "IidPartitioner": "fedecho.data.partition",
     "LocalTraining": "fedecho.learning.local",

@@ -212,3 +212,13 @@ def test_a_language_models_bank_refuses_it() -> None:
     student = TokenStudent(Layout.of(network).bind(network), lambda net, rows: rows, 3)
     with pytest.raises(ValueError, match=r"distiller\.prior_correction is for classifiers"):
         student.bank(Distiller(prior_correction=1.0))
+
+
+def test_the_method_of_that_name_has_the_correction_on() -> None:
+    """It is FedEcho with a setting, to the last bit."""
+    small = ["task.width=2", "task.num_unlabeled=30", "local.num_local_steps=2"]
+    on = [*small, "algorithm.distiller.prior_correction=1"]
+    named, said = load("digits", algorithm="fedecho+", versions=4, settings=small), load("digits", versions=4, settings=on)
+    assert simulate(named).summary.model_sha256 == simulate(said).summary.model_sha256
+    with pytest.raises(ValueError, match=r"fedecho\+ is fedecho with distiller\.prior_correction above 0"):
+        load("digits", algorithm="fedecho+", settings=["algorithm.distiller.prior_correction=0"])

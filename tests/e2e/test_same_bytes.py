@@ -109,7 +109,7 @@ def test_all_methods_at_one_seed_have_the_same_schedule(tmp_path: Path) -> None:
         schedules[name] = [(line["time"], line["client"], line["base"]) for line in lines]
     like = schedules["fedbuff"]
     assert len(like) == 60
-    for name in ("ca2fl", "fedac", "fadas", "fedecho"):
+    for name in ("ca2fl", "fedac", "fadas", "fedecho", "fedecho+"):
         assert schedules[name] == like, name
     in_time = [(time, client) for time, client, _ in like]
     assert [(time, client) for time, client, _ in schedules["fedasync"]] == in_time[:20]

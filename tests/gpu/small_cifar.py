@@ -36,7 +36,7 @@ def experiment(data: Path, algorithm: str, *settings: str, versions: int = 6) ->
     small = ["task.num_clients=30", "task.width=4", "task.num_unlabeled=20", f"task.data_dir={data}", "local.batch_size=7"]
     small += ["task.partition.alpha=100.0", "local.client_lr=0.001", "local.epochs=1", "local.weight_decay=3.0"]
     small += ["concurrency=5"] if algorithm != "fedasync" else ["concurrency=3"]
-    if algorithm == "fedecho":
+    if algorithm.startswith("fedecho"):
         small += ["algorithm.distiller.batch_size=10", "algorithm.distiller.distill_lr=1e-4"]
         small += ["algorithm.distiller.clip_norm=0.05", "algorithm.distiller.eps=0.01"]
     return load("cifar10", algorithm=algorithm, versions=versions, settings=[*small, *settings])

@@ -46,7 +46,7 @@ def close(ours: Tensor, plain: Tensor) -> None:
     assert float((ours - plain).norm() / plain.norm()) < 1e-3
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "fedasync", "fedbuff", "ca2fl", "fedac", "fadas", "fedecho"])
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedasync", "fedbuff", "ca2fl", "fedac", "fadas", "fedecho", "fedecho+"])
 def test_the_captured_program_learns_what_the_plain_one_learns(data: Path, algorithm: str) -> None:
     one = experiment(data, algorithm)
     with one_thread():

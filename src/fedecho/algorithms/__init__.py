@@ -8,7 +8,7 @@ from fedecho.algorithms.fedac import FedAC
 from fedecho.algorithms.fedasync import FedAsync
 from fedecho.algorithms.fedavg import FedAvg
 from fedecho.algorithms.fedbuff import FedBuff
-from fedecho.algorithms.fedecho import FedEcho
+from fedecho.algorithms.fedecho import FedEcho, FedEchoPlus
 
 ALGORITHMS: dict[str, type[Any]] = {
     "fedavg": FedAvg,
@@ -18,6 +18,7 @@ ALGORITHMS: dict[str, type[Any]] = {
     "fedac": FedAC,
     "fadas": FADAS,
     "fedecho": FedEcho,
+    "fedecho+": FedEchoPlus,
 }
 
-__all__ = ["ALGORITHMS", "CA2FL", "FADAS", "FedAC", "FedAsync", "FedAvg", "FedBuff", "FedEcho"]
+__all__ = ["ALGORITHMS", "CA2FL", "FADAS", "FedAC", "FedAsync", "FedAvg", "FedBuff", "FedEcho", "FedEchoPlus"]

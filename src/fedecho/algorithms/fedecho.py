@@ -89,3 +89,16 @@ class FedEcho(Generic[S]):
         if self.student is None:
             raise ValueError("FedEcho has no student yet: attach one, or run it through an experiment")
         return self.student
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedEchoPlus(FedEcho[S]):
+    """FedEcho with corrected teachers: each client's own label prior is divided out of its logits (``prior_correction``)."""
+
+    distiller: Distiller = field(default_factory=lambda: Distiller(prior_correction=1.0))
+
+    def __post_init__(self) -> None:
+        if not self.distiller.prior_correction:
+            raise ValueError(
+                "fedecho+ is fedecho with distiller.prior_correction above 0 (1 is the full one): set it, or use fedecho"
+            )

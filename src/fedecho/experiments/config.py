@@ -11,7 +11,7 @@ from tomllib import TOMLDecodeError
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from fedecho.algorithms import ALGORITHMS
+from fedecho.algorithms import ALGORITHMS, FedEcho
 from fedecho.data.partition import PARTITIONERS
 from fedecho.experiments.experiment import Experiment
 from fedecho.experiments.recipes import RECIPES
@@ -120,7 +120,7 @@ def _another_method(name: str, tree: Tree) -> Tree:
     inner = old.get("inner")
     buffer_size = old.get("buffer_size", inner.get("buffer_size") if isinstance(inner, Mapping) else None)
     kept = {} if buffer_size is None or name == "fedasync" else {"buffer_size": buffer_size}
-    if name != "fedecho":
+    if not issubclass(ALGORITHMS[name], FedEcho):
         return {"name": name, **kept}
     if "recipe" in tree:  # which names the inner method too
         return {"name": name, "inner": kept} if kept else {"name": name}

@@ -1,10 +1,10 @@
 """Recipes: functions from a method's name to a whole experiment, with the values that the method wants there."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from fedecho.algorithms import CA2FL, FADAS, FedAC, FedAsync, FedAvg, FedBuff, FedEcho
+from fedecho.algorithms import CA2FL, FADAS, FedAC, FedAsync, FedAvg, FedBuff, FedEcho, FedEchoPlus
 from fedecho.data.partition import DirichletPartitioner
 from fedecho.distill.distiller import Distiller
 from fedecho.experiments.experiment import Experiment
@@ -27,6 +27,10 @@ def digits(algorithm: str = "fedecho", seed: int = 0) -> Experiment:
         "fedac": (FedAC(buffer_size=buffer_size, num_clients=num_clients, server_lr=3e-3), 0.05),
         "fadas": (FADAS(buffer_size=buffer_size, server_lr=3e-3), 0.05),
         "fedecho": (FedEcho(inner=FedBuff(buffer_size=buffer_size), distiller=distiller, seed=seed), 0.05),
+        "fedecho+": (
+            FedEchoPlus(inner=FedBuff(buffer_size=buffer_size), distiller=replace(distiller, prior_correction=1.0), seed=seed),
+            0.05,
+        ),
     }
     method, client_lr = methods[algorithm]
     return Experiment(
@@ -72,6 +76,10 @@ def _cifar(
         "fedac": (FedAC(buffer_size=buffer_size, num_clients=num_clients), 0.1),
         "fadas": (FADAS(buffer_size=buffer_size), 0.1),
         "fedecho": (FedEcho(inner=FedBuff(buffer_size=buffer_size), distiller=Distiller(), seed=seed), 0.03),
+        "fedecho+": (
+            FedEchoPlus(inner=FedBuff(buffer_size=buffer_size), distiller=Distiller(prior_correction=1.0), seed=seed),
+            0.03,
+        ),
     }
     method, client_lr = methods[algorithm]
     return Experiment(

@@ -1,8 +1,9 @@
 """The paper's text experiments: MRPC, and a generative model on worked mathematics."""
 
+from dataclasses import replace
 from typing import Any
 
-from fedecho.algorithms import CA2FL, FADAS, FedAC, FedAsync, FedAvg, FedBuff, FedEcho
+from fedecho.algorithms import CA2FL, FADAS, FedAC, FedAsync, FedAvg, FedBuff, FedEcho, FedEchoPlus
 from fedecho.core.memory import Place
 from fedecho.core.task import Task
 from fedecho.distill.distiller import Distiller
@@ -62,6 +63,10 @@ def _text(
         "fedac": (FedAC(buffer_size=size, num_clients=NUM_CLIENTS, server_lr=0.1), 3e-6),
         "fadas": (FADAS(buffer_size=size, server_lr=0.1), 3e-6),
         "fedecho": (FedEcho(inner=FedBuff(buffer_size=size), distiller=distiller, seed=seed), 3e-5),
+        "fedecho+": (
+            FedEchoPlus(inner=FedBuff(buffer_size=size), distiller=replace(distiller, prior_correction=1.0), seed=seed),
+            3e-5,
+        ),
     }
     method, client_lr = methods[algorithm]
     times = size if algorithm == "fedasync" else 1
