@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from fedecho.core.disk import disk_full_at
+from fedecho.core.disk import disk_full_at, open_own
 from fedecho.core.pieces import Held, bytes_of, made, pieces_of
 
 KEEP = 2
@@ -146,8 +146,9 @@ def write_atomically(path: Path, data: bytes | Iterable[bytes | memoryview]) -> 
     temporary = path.with_name(path.name + ".part")
     with disk_full_at(path):
         try:
+            temporary.unlink(missing_ok=True)  # another process's, or a link that somebody laid there
             # Without a buffer, so that closing the file has nothing left to write, and nothing left to fail at.
-            with temporary.open("wb", buffering=0) as file:
+            with open(temporary, "xb", buffering=0, opener=open_own) as file:
                 for piece in pieces:
                     _write_all(file, piece)
                 os.fsync(file.fileno())

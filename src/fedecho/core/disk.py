@@ -1,8 +1,12 @@
-"""A disk that is full: told apart from other faults, because nothing is wrong with the run and it can go on."""
+"""Files of a run on a disk: never written through a link, readable by no one their folder shuts out, and a full disk told apart.
 
+Nothing is wrong with a run that finds the disk full, and it can go on.
+"""
+
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from errno import EDQUOT, EFBIG, ENOSPC
+from errno import EDQUOT, EFBIG, ELOOP, ENOSPC
 from pathlib import Path
 
 FULL = {ENOSPC, EDQUOT, EFBIG}
@@ -27,3 +31,19 @@ def disk_full_at(path: Path) -> Iterator[None]:
         if error.errno not in FULL or isinstance(error, DiskFullError):
             raise
         raise DiskFullError(error.errno, error.strerror, str(path)) from None
+
+
+def make_private(folder: Path) -> None:
+    """A folder that only its owner may enter. One that is there already stays as its owner made it."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def open_own(path: Path | str, flags: int) -> int:
+    """Open a file of ours for writing, never what a link of its name leads to. A new one allows nobody what its folder denies."""
+    mode = 0o666 & Path(path).parent.stat().st_mode
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    except OSError as error:
+        if error.errno != ELOOP:
+            raise
+        raise ValueError(f"{path} is a link, and what it leads to is not written: remove the link") from None

@@ -8,7 +8,7 @@ from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 
 from fedecho.core.checkpoint import remove_checkpoints
-from fedecho.core.disk import disk_full_at
+from fedecho.core.disk import disk_full_at, make_private, open_own
 from fedecho.experiments.config import ConfigError
 from fedecho.experiments.experiment import Experiment
 from fedecho.experiments.identity import check_same, is_finished
@@ -40,10 +40,10 @@ def check_folder(folder: Path, experiment: Experiment, resume: bool) -> None:
 
 @contextmanager
 def owned(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Make the folder and keep other processes out of it. The kernel gives the lock back however this process ends."""
+    """Make the folder, its owner's alone, and keep others out of it. The kernel gives the lock back however this process ends."""
     was_there = folder.exists()
     with disk_full_at(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private(folder)
         lock = _locked(folder / LOCK, say)
     try:
         remove_parts(folder)
@@ -74,7 +74,7 @@ def remove_parts(folder: Path) -> None:
 def _locked(path: Path, say: Callable[[str], None]) -> int:
     """An open file that holds the lock of this name. A file that lost its name while we waited for it is not the lock."""
     while True:
-        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        file = open_own(path, os.O_RDWR | os.O_CREAT)
         try:
             flock(file, LOCK_EX | LOCK_NB)
         except OSError as error:
@@ -97,6 +97,6 @@ def _locked(path: Path, say: Callable[[str], None]) -> int:
 
 def _has_name(file: int, path: Path) -> bool:
     try:
-        return os.path.samestat(os.fstat(file), path.stat())
+        return os.path.samestat(os.fstat(file), path.lstat())
     except FileNotFoundError:
         return False

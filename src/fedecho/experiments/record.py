@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from fedecho.core.checkpoint import write_atomically
-from fedecho.core.disk import DiskFullError, disk_full_at
+from fedecho.core.disk import DiskFullError, disk_full_at, open_own
 from fedecho.core.drive import Moment
 from fedecho.core.server import Receipt
 from fedecho.simulation.runtimes import ClientRuntimes
@@ -78,7 +78,7 @@ class Record:
     def continued(cls, folder: Path, runtimes: ClientRuntimes, mark: Mark | None, every: int = 1) -> "Record":
         """The record as it stood at ``mark`` (None: after its header); what came later will be lived through again."""
         path = folder / RECORD
-        file = path.open("rb+")
+        file = open(path, "rb+", opener=open_own)  # noqa: SIM115 (a Path takes no opener; the record closes it)
         record = cls(file, runtimes, path, every)
         position = len(file.readline()) if mark is None else mark.position
         whole = record._take(position)

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from fedecho.core.disk import make_private
 from fedecho.flower.launch import Control, LaunchError, Tls, environment, superlink, supernode
 
 START_S = 60.0
@@ -36,7 +37,7 @@ class LocalFederation:
         return f"127.0.0.1:{self.port}"
 
     def __enter__(self) -> "LocalFederation":
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_private(self.folder)
         words = superlink("127.0.0.1", self.port, self.tls, self.authenticate, simulation=self.simulation)
         self._link = self._start("superlink", words)
         ends = time.monotonic() + START_S

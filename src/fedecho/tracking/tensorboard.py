@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedecho.core.disk import make_private
 from fedecho.tracking.sink import flat
 
 
@@ -11,6 +12,7 @@ class TensorBoardSink:
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
+        make_private(folder)
         self._writer: Any = SummaryWriter(str(folder / "tensorboard"), flush_secs=10)
         table = "\n".join(f"| {key} | {value} |" for key, value in flat(config).items())
         self._writer.add_text("config", f"| setting | value |\n|---|---|\n{table}", 0)

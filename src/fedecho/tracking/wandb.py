@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedecho.core.disk import make_private
 from fedecho.tracking.sink import flat
 
 
@@ -11,7 +12,7 @@ class WandbSink:
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         import wandb
 
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private(folder)
         self._run: Any = wandb.init(dir=str(folder), name=folder.name, config=flat(config), reinit="create_new")
 
     def log(self, version: int, numbers: Mapping[str, float]) -> None:
