@@ -184,11 +184,13 @@ def save_checkpoint(folder: Path, number: int, value: Any) -> Path:
 
 def load_checkpoint(folder: Path, say: Callable[[str], None] = lambda text: None) -> tuple[Any, dict[str, Tensor]] | None:
     """The newest intact checkpoint as (tree, tensors) for ``decode``, or None if there never was one."""
-    paths = _checkpoints(folder)
+    paths = sorted(folder.glob("checkpoint-*.safetensors"), reverse=True)
     for path in paths:
         try:
+            if not path.is_file():
+                raise CheckpointError("it is not a file")
             return _read(path)
-        except (SafetensorError, CheckpointError, OSError, KeyError, struct.error, json.JSONDecodeError) as error:
+        except (SafetensorError, OSError, KeyError, struct.error, ValueError, RecursionError) as error:
             say(f"{path.name} is damaged ({error}); trying the one before")
     if paths:
         raise CheckpointError(f"no checkpoint in {folder} is intact; start the run anew in another folder")
@@ -202,7 +204,8 @@ def remove_checkpoints(folder: Path) -> None:
 
 
 def _checkpoints(folder: Path) -> list[Path]:
-    return sorted(folder.glob("checkpoint-*.safetensors"), reverse=True)
+    """The newest first. A folder or a pipe of such a name is not ours: it is neither opened nor removed."""
+    return sorted((path for path in folder.glob("checkpoint-*.safetensors") if path.is_file()), reverse=True)
 
 
 def _read(path: Path) -> tuple[Any, dict[str, Tensor]]:

@@ -1,7 +1,7 @@
 """A run from its first dispatch to its summary, and on again after it was stopped."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from fedecho.core.checkpoint import CheckpointError, Every, decode, load_checkpoint, save_checkpoint
+from fedecho.core.checkpoint import save_checkpoint
 from fedecho.core.disk import DiskFullError
 from fedecho.core.drive import Moment, drive
 from fedecho.core.types import Weights
@@ -23,6 +23,7 @@ from fedecho.experiments.folder import check_folder, owned
 from fedecho.experiments.identity import check_inputs, config_of, header_of, name_of, notes_of
 from fedecho.experiments.judge import Judge
 from fedecho.experiments.record import RECORD, Line, Mark, Record, arrivals_digest, noting, read_header
+from fedecho.experiments.saved import restored
 from fedecho.experiments.signals import stop_signals
 from fedecho.experiments.standstill import Standstill
 from fedecho.experiments.state import Watch
@@ -32,7 +33,7 @@ from fedecho.experiments.tally import Tally
 from fedecho.simulation.executors.worker import refuse_while_importing
 
 CHECKPOINT_S = 30.0
-ANEW = "start in a new folder"
+NOWHERE = Mark(0, None)
 STAY = "leave the executor out to go on where it was, or start in another folder"
 
 
@@ -168,7 +169,7 @@ class _Run:
             self.config = header["config"]  # as its checkpoints know it: a fedecho of before had fewer settings
             execution.check_same_kernels(self.folder, header["execution"])
             check_inputs(self.folder, header.get("inputs") or {}, self.simulation.inputs)
-            mark = self._restore(say)
+            mark = restored(self.folder, self.simulation.server, self._state(NOWHERE), self._take, say)
             if mark is None:
                 say(f"there is no checkpoint in {self.folder} yet: the run begins anew")
             self.record = Record.continued(self.folder, runtimes, mark, every)
@@ -222,8 +223,14 @@ class _Run:
     def _save(self) -> None:
         if self.folder is None:
             return
-        began, mark = time.perf_counter(), self.record.sync()
-        state = {
+        began = time.perf_counter()
+        save_checkpoint(self.folder, self.num_moments, self._state(self.record.sync()))
+        self.saved_at = time.perf_counter()
+        self.save_cost_s = self.saved_at - began
+
+    def _state(self, mark: Mark) -> dict[str, Any]:
+        """All that a run goes on from, with its record up to ``mark``."""
+        return {
             "fingerprint": self._fingerprint,
             "server": self.simulation.server.snapshot(),
             "transport": self.simulation.transport.snapshot(),
@@ -239,33 +246,17 @@ class _Run:
             "fruitless": self.standstill.fruitless,
             "to_judge": self.judge.broken_off,
         }
-        save_checkpoint(self.folder, self.num_moments, state)
-        self.saved_at = time.perf_counter()
-        self.save_cost_s = self.saved_at - began
 
-    def _restore(self, say: Callable[[str], None]) -> Mark | None:
-        """Take up the newest checkpoint; its place in the record, or None if the run never came to one."""
-        found = None if self.folder is None else load_checkpoint(self.folder, say)
-        if found is None:
-            return None
-        server, transport = self.simulation.server, self.simulation.transport
-        template = {"server": {"state": server.state, "models": Every(server.model)}}
-        try:
-            tree = decode(*found, template)
-            if tree["fingerprint"] != self._fingerprint:
-                raise CheckpointError(f"the checkpoint in {self.folder} is of another configuration than its record; {ANEW}")
-            server.restore(tree["server"])
-            transport.restore(tree["transport"], tree["server"]["models"])
-            self.real_before, self.num_moments = tree["real_s"], tree["num_moments"]
-            self.stopwatch.go_on(tree.get("spent", {}))
-            self.standstill.refused, self.standstill.fruitless = tree["refused"], tree["fruitless"]
-            self.standstill.not_finite = tree.get("not_finite", 0)
-            self.judge.broken_off = tree.get("to_judge", False)
-            self.tally = Tally().from_tree(tree.get("tally", self.tally.to_tree()))
-            return Mark(tree["position"], tree.get("record_sha256"), tree.get("record_others", 0))
-        except (KeyError, TypeError, AttributeError) as error:
-            told = f"{type(error).__name__}: {error}"
-            raise CheckpointError(f"the checkpoint in {self.folder} is of another fedecho ({told}); {ANEW}") from error
+    def _take(self, tree: Mapping[str, Any]) -> None:
+        """Become the run that a checkpoint was made of. One of before lacks some things."""
+        self.simulation.server.restore(tree["server"])
+        self.simulation.transport.restore(tree["transport"], tree["server"]["models"])
+        self.real_before, self.num_moments = tree["real_s"], tree["num_moments"]
+        self.stopwatch.go_on(tree.get("spent", {}))
+        self.standstill.refused, self.standstill.fruitless = tree["refused"], tree["fruitless"]
+        self.standstill.not_finite = tree.get("not_finite", 0)
+        self.judge.broken_off = tree.get("to_judge", False)
+        self.tally = Tally().from_tree(tree.get("tally", self.tally.to_tree()))
 
     @property
     def _how_to_resume(self) -> str:

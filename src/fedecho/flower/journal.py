@@ -4,7 +4,7 @@ import json
 import platform
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 import flwr
 import torch
 
-from fedecho.core.checkpoint import Every, decode, load_checkpoint, save_checkpoint
+from fedecho.core.checkpoint import save_checkpoint
 from fedecho.core.drive import Moment
 from fedecho.core.layout import Layout
 from fedecho.core.server import Server
@@ -24,6 +24,7 @@ from fedecho.experiments.ending import summary_of, write_end
 from fedecho.experiments.folder import owned
 from fedecho.experiments.identity import is_finished
 from fedecho.experiments.record import RECORD, Line, Mark, Record, arrivals_digest, read_header
+from fedecho.experiments.saved import restored
 from fedecho.experiments.summary import Summary, staleness
 from fedecho.flower.transport import GridTransport
 from fedecho.learning.privacy import Privacy
@@ -98,7 +99,7 @@ class Journal:
         self._check_same(self.folder, there)
         self._config = there.get("config")  # as its checkpoints know it, with the settings of its time
         self.resumed = True
-        mark = self._restore(self.folder)
+        mark = restored(self.folder, self.server, self._state(Mark(0, None)), self._take, self._say)
         self.earlier_reports += self._reports_behind(self.folder, None if mark is None else mark.position)
         return Record.continued(self.folder, _Nodes(), mark)
 
@@ -132,8 +133,13 @@ class Journal:
     def save(self) -> None:
         if self.folder is None:
             return
-        began, mark = time.monotonic(), self.record.sync()
-        state = {
+        began = time.monotonic()
+        save_checkpoint(self.folder, self.num_moments, self._state(self.record.sync()))
+        self._saved_at = time.monotonic()
+        self._save_cost_s = self._saved_at - began
+
+    def _state(self, mark: Mark) -> dict[str, Any]:
+        return {
             "fingerprint": self._fingerprint,
             "server": self.server.snapshot(),
             "transport": self.transport.snapshot(),
@@ -142,9 +148,12 @@ class Journal:
             "num_moments": self.num_moments,
             "earlier_reports": dict(self.earlier_reports),
         }
-        save_checkpoint(self.folder, self.num_moments, state)
-        self._saved_at = time.monotonic()
-        self._save_cost_s = self._saved_at - began
+
+    def _take(self, tree: Mapping[str, Any]) -> None:
+        self.server.restore(tree["server"])
+        self.transport.restore(tree["transport"])
+        self.num_moments = tree["num_moments"]
+        self.earlier_reports = Counter(tree["earlier_reports"])
 
     def finish(self) -> Summary:
         """The summary and the model; a finished run needs no checkpoints."""
@@ -173,19 +182,6 @@ class Journal:
     def close(self) -> None:
         self.record.close()
         self._held.close()
-
-    def _restore(self, folder: Path) -> Mark | None:
-        found = load_checkpoint(folder, self._say)
-        if found is None:
-            return None
-        tree = decode(*found, {"server": {"state": self.server.state, "models": Every(self.server.model)}})
-        if tree["fingerprint"] != self._fingerprint:
-            raise ConfigError(f"the checkpoint in {folder} is of another configuration than its record; start in a new folder")
-        self.server.restore(tree["server"])
-        self.transport.restore(tree["transport"])
-        self.num_moments = tree["num_moments"]
-        self.earlier_reports = Counter(tree["earlier_reports"])
-        return Mark(tree["position"], tree.get("record_sha256"))
 
     def _check_same(self, folder: Path, there: Line) -> None:
         here = self._header()
