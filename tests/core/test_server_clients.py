@@ -1,6 +1,7 @@
 """Who works, who waits and who is away: the server's view of its clients."""
 
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from small_server import answer, answer_to, contents, good_update, make_server, 
 
 from fedecho.algorithms import FedBuff
 from fedecho.core.rng import derive
-from fedecho.core.types import Joined, Left, Lost
+from fedecho.core.types import Joined, Left, Lost, Message, Refused
 
 
 def test_distinct_clients_are_given_work_up_to_the_concurrency() -> None:
@@ -47,11 +48,45 @@ def test_a_lost_client_is_replaced_at_once() -> None:
     before = contents(server.state)
     receipt = server.receive(Lost(lost.client, "battery"))
     assert (receipt.status, receipt.reason, receipt.dispatch) == ("lost", "battery", 0)
-    assert (server.counts["lost"], server.reasons["battery"]) == (1, 1)
+    assert (server.counts["lost"], server.reasons["lost"]) == (1, 1)
     (replacement,) = server.refill()
     assert replacement.number == 3
     assert len(server.open) == 3
     assert contents(server.state) == before
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        (Lost, "lost"),
+        (Left, "client went away"),
+        (Refused, "unreadable"),
+        (lambda client, text: Lost(client, text, "client failed"), "client failed"),
+        (lambda client, text: Refused(client, text, "garbled"), "garbled"),
+    ],
+)
+def test_losses_are_counted_by_code_whatever_their_texts_say(kind: Callable[[int, str], Message], code: str) -> None:
+    server = make_server(num_clients=5, concurrency=1)
+    for number in range(30):
+        (dispatch,) = server.refill()
+        receipt = server.receive(kind(dispatch.client, f"battery at {number} %"))
+        assert (receipt.reason[:15], receipt.code) == (f"battery at {number} %"[:15], code)
+        server.receive(Joined(dispatch.client))
+    assert server.reasons == {code: 30}
+
+
+@pytest.mark.parametrize("kind", [Lost, Left, Refused])
+def test_a_message_without_a_code_is_refused_where_it_is_made(kind: Callable[..., Message]) -> None:
+    with pytest.raises(ValueError, match="of client 3 needs a code to be counted by, got ''"):
+        kind(3, "battery", "")
+
+
+def test_a_code_from_a_users_transport_is_kept_short_and_plain() -> None:
+    server = make_server(num_clients=5, concurrency=1)
+    server.receive(Lost(server.refill()[0].client, "battery", "b\n" * 1000))
+    (code,) = server.reasons
+    assert len(code) == 60
+    assert code.isprintable()
 
 
 def test_a_late_answer_of_a_lost_client_is_refused() -> None:

@@ -22,6 +22,13 @@ def test_a_hand_made_run_is_read_number_by_number(tmp_path: Path) -> None:
     np.testing.assert_array_equal(run.labels, [[10, 0], [30, 0], [0, 60]])
 
 
+def test_losses_are_counted_by_code_where_the_record_has_codes(tmp_path: Path) -> None:
+    told = lines()
+    for number, line in enumerate(line for line in told if line.get("reason")):
+        line |= {"reason": f"delta's norm {number} is above the bound", "code": "norm"}
+    assert read_run(write(tmp_path / "run", told)).reasons == {"norm": 2}
+
+
 def test_what_an_old_record_lacks_is_none_and_not_an_error(tmp_path: Path) -> None:
     run = read_run(write(tmp_path / "run", lines(old=True)))
     assert run.per_class is None

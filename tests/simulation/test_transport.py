@@ -82,7 +82,7 @@ def test_a_dropout_is_told_at_its_moment_and_never_computed() -> None:
     transport = make(10.0, 20.0, faults=Spells({}, drops={1: 5.0}))
     transport.send(dispatch(0, 0))
     transport.send(dispatch(1, 1))
-    assert transport.receive() == Lost(1, "client dropped out")
+    assert transport.receive() == Lost(1, "client dropped out", "client dropped out")
     assert transport.now == 5.0
     assert message_of(transport.receive()) == ("ClientUpdate", 0)
     assert transport.executor.log == [("submit", 0, 0, 10.0)]

@@ -14,6 +14,7 @@ from fedecho.core.idle import Idle
 from fedecho.core.rng import below, derive
 from fedecho.core.types import (
     CLIENT_FAILED,
+    UNREADABLE,
     Arrival,
     ClientUpdate,
     Dispatch,
@@ -29,6 +30,7 @@ from fedecho.core.versions import Versions
 S = TypeVar("S")
 MOST_REASON = 300
 """Characters: texts may be a client's, who must not fill the server's record."""
+MOST_CODE = 60
 
 
 class Open(NamedTuple):
@@ -135,10 +137,10 @@ class Server(Generic[S]):
         else:
             receipt = self._lose(message)
         if receipt.reason:
-            receipt = replace(receipt, reason=one_line(receipt.reason))
+            receipt = replace(receipt, reason=one_line(receipt.reason), code=one_line(receipt.code, MOST_CODE))
         self.counts[receipt.status] += 1
         if receipt.status in ("rejected", "lost"):
-            self.reasons[receipt.code or receipt.reason] += 1
+            self.reasons[receipt.code] += 1
         return receipt
 
     def advance(self) -> Step:
@@ -168,7 +170,7 @@ class Server(Generic[S]):
         try:
             fault, norm = self._fault(update, base)
         except Exception as error:  # an update is untrusted: whatever goes wrong in looking at it is its own fault
-            fault, norm = Fault("unreadable", f"update cannot be looked at: {type(error).__name__}"), 0.0
+            fault, norm = Fault(UNREADABLE, f"update cannot be looked at: {type(error).__name__}"), 0.0
         if fault is not None:
             return self._refuse(update.client, work, staleness, fault)
         self.gate.accepted(update.client, norm)
@@ -207,7 +209,7 @@ class Server(Generic[S]):
         if work is None:
             return Receipt("ignored", refused.client, refused.reason)
         staleness = self.model.version - self._close(refused.client, work).version
-        return self._refuse(refused.client, work, staleness, Fault("unreadable", refused.reason))
+        return self._refuse(refused.client, work, staleness, Fault(refused.code, refused.reason))
 
     def _close(self, client: int, work: Open) -> GlobalModel:
         del self.open[client]

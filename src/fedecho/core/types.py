@@ -9,6 +9,8 @@ from torch import Tensor
 S = TypeVar("S")
 CLIENT_FAILED = "client failed"
 """The code of a loss by the client's own doing: it counts against the client as a refusal does."""
+LOST, GONE, UNREADABLE = "lost", "client went away", "unreadable"
+"""The codes of losses and refusals that name no narrower one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +62,17 @@ class ClientUpdate:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A dispatched client will not report: it dropped out, went away or failed. ``code`` is what such losses are counted by."""
+    """A dispatched client will not report: it dropped out, went away or failed.
+
+    Losses are counted by ``code``, one of a few fixed texts; ``reason`` may say more, such as numbers or a client's own error.
+    """
 
     client: int
     reason: str
-    code: str = ""
+    code: str = LOST
+
+    def __post_init__(self) -> None:
+        _check_code(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +81,10 @@ class Refused:
 
     client: int
     reason: str
+    code: str = UNREADABLE
+
+    def __post_init__(self) -> None:
+        _check_code(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +100,17 @@ class Left:
 
     client: int
     reason: str = "client went away"
-    code: str = ""
+    code: str = GONE
+
+    def __post_init__(self) -> None:
+        _check_code(self)
+
+
+def _check_code(message: Lost | Refused | Left) -> None:
+    if not message.code or type(message.code) is not str:
+        raise ValueError(
+            f"{type(message).__name__} of client {message.client} needs a code to be counted by, got {message.code!r}"
+        )
 
 
 Message = ClientUpdate | Lost | Refused | Joined | Left

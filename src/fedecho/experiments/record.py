@@ -141,6 +141,8 @@ class Record:
         line: Line = {"event": "arrival", "time": rounded(time), "client": receipt.client, "status": receipt.status}
         if receipt.reason:
             line["reason"] = receipt.reason
+        if receipt.code:
+            line["code"] = receipt.code
         if receipt.dispatch >= 0:
             line |= {"dispatch": receipt.dispatch, "base": receipt.base_version, "staleness": receipt.staleness}
             line["class"] = self._runtimes.class_of(receipt.client)

@@ -124,7 +124,7 @@ class Journal:
         """After a resume: answers to the old run's messages will not be asked for, so what was open is lost, and said to be."""
         lost = []
         for client in list(self.server.open):
-            lost.append(Moment(self.transport.now, self.server.receive(Lost(client, IN_FLIGHT)), None))
+            lost.append(Moment(self.transport.now, self.server.receive(Lost(client, IN_FLIGHT, IN_FLIGHT)), None))
             self.record.moment(lost[-1])
         if self.resumed:
             self.server.forget_corrections()  # Flower gives nodes an empty context in a new run

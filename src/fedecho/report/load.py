@@ -181,8 +181,9 @@ def read_run(folder: Path) -> RunData:
         if event == "dispatch":
             sent.add(line["time"], line["client"], line["dispatch"], line["base"])
         elif event == "arrival" and status in STATUSES:
-            if line.get("reason"):
-                reasons[line["reason"]] = reasons.get(line["reason"], 0) + 1
+            code = line.get("code") or line.get("reason")  # records of before have no codes
+            if code:
+                reasons[code] = reasons.get(code, 0) + 1
             if "dispatch" in line:
                 kind = kinds.setdefault(line.get("class", ""), len(kinds))
                 known = (line["dispatch"], line["base"], line["staleness"])

@@ -15,6 +15,7 @@ from fedecho.simulation.executors.executor import Executor, Job
 from fedecho.simulation.faults import Faults
 from fedecho.simulation.runtimes import ClientRuntimes
 
+DROPPED = "client dropped out"
 Sent = Callable[[Dispatch, ClientUpdate], ClientUpdate]
 """What a client makes of its update before it sends it."""
 
@@ -96,7 +97,7 @@ class VirtualTransport:
             return None  # the client went away before this could happen
         del self.open[event.client]
         if event.kind == "drop":
-            return Lost(event.client, "client dropped out")
+            return Lost(event.client, DROPPED, DROPPED)
         return self._remember(self._sent(dispatch, self.executor.result(dispatch.number)))
 
     def _spell(self, event: Event) -> float:
