@@ -13,6 +13,25 @@ JOBS = [
     (0, 4, 2, 30.0, 40.0, "rejected", 0),
     (2, 2, 0, 0.0, 100.0, "accepted", 2),
 ]
+SUMMARY = {
+    "name": "by-hand",
+    "num_versions": 3,
+    "final_accuracy": 0.6,
+    "last10_accuracy": 0.4,
+    "best_accuracy": 0.6,
+    "virtual_s": 100.0,
+    "real_s": 6.0,
+    "accepted": 3,
+    "rejected": 1,
+    "lost": 1,
+    "reasons": {"because": 2},
+    "mean_staleness": 1.0,
+    "max_staleness": 2,
+    "peak_versions_alive": 3,
+    "bank_bytes": 800,
+    "model_sha256": "0",
+    "arrivals_sha256": "0",
+}
 PER_CLASS = [[0.5, 0.0], [0.8, 0.0], [0.9, 0.6]]
 
 
@@ -48,6 +67,6 @@ def write(folder: Path, told: list[dict[str, Any]], *, finished: bool = False) -
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "run.jsonl").write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in told))
     if finished:
-        summary = {"algorithm": told[0]["config"]["algorithm"]["name"], "peak_versions_alive": 3, "bank_bytes": 800}
+        summary = SUMMARY | {"algorithm": told[0]["config"]["algorithm"]["name"], "seed": told[0]["seed"]}
         (folder / "summary.json").write_text(json.dumps(summary))
     return folder

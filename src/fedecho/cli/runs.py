@@ -181,9 +181,12 @@ def _as_before(before: dict[str, Any], executor: str | None, workers: int | None
 
 def _finish(folder: Path, experiment: Experiment | None, options: dict[str, Any], manner: _Manner) -> None:
     """Run, or resume where there is no experiment given, with a progress display; then say what came of it."""
-    header = {} if experiment else read_header(folder)
-    state = RunState(experiment.num_versions if experiment else header["num_versions"])
-    config = config_of(experiment) if experiment else header["config"]
+    if experiment is not None:
+        num_versions, config = experiment.num_versions, config_of(experiment)
+    else:
+        header = read_header(folder)
+        num_versions, config = header["num_versions"], header["config"]
+    state = RunState(num_versions)
     with LiveProgress(err, silent=manner.silent) as progress, tracked(manner.track, folder, config, say) as tracker:
         watch = Following(folder, state, partial(progress.update, folder.name), also=tracker)
         if experiment is not None:

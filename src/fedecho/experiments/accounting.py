@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from math import sqrt
 from typing import Any
 
+from fedecho.experiments.schema import Spent, SpentBy
 from fedecho.learning.privacy import Privacy
 
 MOST_LISTED = 10_000
@@ -53,16 +54,16 @@ def reports(lines: Iterable[Mapping[str, Any]], *, lost_too: bool = False) -> Co
 
 def spent(
     privacy: Privacy, lines: Iterable[Mapping[str, Any]], *, lost_too: bool = False, more: Mapping[int, int] | None = None
-) -> dict[str, Any]:
+) -> Spent:
     """Each client's epsilon (of very many clients, how many have which), and the largest.
 
     ``more`` are reports that may have been sent and stand in no line.
     """
     counts = sorted((reports(lines, lost_too=lost_too) + Counter(more or {})).items())
     by_reports = {n: epsilon(privacy.noise_multiplier, n, privacy.delta) for n in {count for _, count in counts}}
-    told: dict[str, Any] = {"delta": privacy.delta, "largest_epsilon": max(by_reports.values(), default=0.0)}
+    told: Spent = {"delta": privacy.delta, "largest_epsilon": max(by_reports.values(), default=0.0)}
     if len(counts) <= MOST_LISTED:
-        return told | {"epsilon": {str(client): round(by_reports[count], 4) for client, count in counts}}
+        return {**told, "epsilon": {str(client): round(by_reports[count], 4) for client, count in counts}}
     clients = Counter(count for _, count in counts)
-    rows = [{"reports": n, "clients": clients[n], "epsilon": round(by_reports[n], 4)} for n in sorted(clients)]
-    return told | {"epsilon_by_reports": rows}
+    rows: list[SpentBy] = [{"reports": n, "clients": clients[n], "epsilon": round(by_reports[n], 4)} for n in sorted(clients)]
+    return {**told, "epsilon_by_reports": rows}

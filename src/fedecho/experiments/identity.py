@@ -18,6 +18,7 @@ from fedecho.experiments.config import ConfigError, completed, differences, to_c
 from fedecho.experiments.described import described
 from fedecho.experiments.experiment import Experiment
 from fedecho.experiments.record import Line, read_header
+from fedecho.experiments.schema import Header
 from fedecho.experiments.summary import SUMMARY
 from fedecho.simulation.runtimes import ClientRuntimes
 from fedecho.version import __version__
@@ -34,9 +35,10 @@ def check_same(folder: Path, experiment: Experiment) -> None:
     ours, theirs = config_of(experiment), header["config"]
     if ours is None or theirs is None:
         ours = {name: getattr(experiment, name) for name in ("name", "seed", "num_versions")}
-        theirs = {name: header[name] for name in ours}
-        if header.get("parts") is not None:  # records of before have none
-            ours, theirs = ours | described(experiment), theirs | header["parts"]
+        theirs = {name: value for name, value in header.items() if name in ours}
+        parts = header.get("parts")
+        if parts is not None:  # records of before have none
+            ours, theirs = ours | described(experiment), theirs | parts
     else:
         theirs = completed(theirs)
     found = differences(ours, theirs)
@@ -57,7 +59,7 @@ def _check_model(folder: Path, began_with: str | None, task: Any) -> None:
         )
 
 
-def _check_trace(folder: Path, experiment: Experiment, header: Line) -> None:
+def _check_trace(folder: Path, experiment: Experiment, header: Header) -> None:
     """The name of a trace stands in the configuration; what it holds decides the schedule."""
     before = header.get("trace_sha256")
     if before is not None and before != trace_digest(experiment):

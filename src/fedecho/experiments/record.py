@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from hashlib import sha256
 from math import isfinite
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from fedecho.core.checkpoint import write_atomically
 from fedecho.core.disk import DiskFullError, disk_full_at, open_own
 from fedecho.core.drive import Moment
 from fedecho.core.server import Receipt
+from fedecho.experiments.schema import Header, Misfit, check_line, loaded
 from fedecho.simulation.runtimes import ClientRuntimes
 
 RECORD = "run.jsonl"
@@ -27,20 +28,6 @@ OF_CLASS = "accuracy_class_"
 """How the names of a task's scores for single classes begin."""
 
 Line = dict[str, Any]
-NONE = type(None)
-HEADER = {
-    "config": (dict, NONE),
-    "execution": (dict,),
-    "name": (str,),
-    "num_versions": (int,),
-    "seed": (int,),
-    "clients": (dict, NONE),
-    "inputs": (dict, NONE),
-    "notes": (dict, NONE),
-    "parts": (dict, NONE),
-    "trace_sha256": (str, NONE),
-}
-"""What a header's fields may be; those of records of before may be absent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,37 +166,41 @@ class Record:
             self._file.seek(end)
 
 
-def read_record(folder: Path) -> Iterator[Line]:
-    """The complete lines of a run's record; a torn last line, as a crash leaves it, is passed over."""
+def read_record(folder: Path, position: int = 0) -> Iterator[Line]:
+    """The complete lines of a run's record, from ``position`` on; a torn last line, as a crash leaves it, is passed over."""
     path = folder / RECORD
+    place = 0
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
-            if line.endswith(b"\n"):
+            if line.endswith(b"\n") and place >= position:
                 yield _parsed(line, path, number)
+            place += len(line)
 
 
 def _parsed(line: bytes, path: Path, number: int) -> Line:
     try:
-        parsed = json.loads(line)
-    except (ValueError, RecursionError):
-        parsed = None
-    if not isinstance(parsed, dict) or "event" not in parsed:
+        parsed: Line = loaded(line)
+    except ValueError:
+        parsed = {}
+    if type(parsed) is not dict or "event" not in parsed:
         raise ValueError(f"{path}, line {number} is no line of a run's record; it is damaged or of another program")
+    try:
+        check_line(parsed)
+    except Misfit as error:
+        raise ValueError(f"{path}, line {number}: {error}; the record is damaged or of another program") from None
     return parsed
 
 
-def read_header(folder: Path) -> Line:
+def read_header(folder: Path) -> Header:
     path = folder / RECORD
     if not path.is_file():
         raise ValueError(f"{folder} holds no run (there is no {RECORD} in it)")
-    try:
-        header = next(read_record(folder), {})
-    except ValueError:
-        header = {}
-    told = all(type(header.get(name)) in kinds for name, kinds in HEADER.items())
-    if header.get("event") != "header" or "config" not in header or not told:
+    with path.open("rb") as file:
+        line = file.readline()
+    header = _parsed(line, path, 1) if line.endswith(b"\n") else {}
+    if header.get("event") != "header":
         raise ValueError(f"{path} does not begin with a run's header; it is damaged or of another program")
-    return header
+    return cast("Header", header)
 
 
 def arrivals_digest(lines: Iterator[Mapping[str, Any]]) -> str:

@@ -176,8 +176,8 @@ class _Run:
             if self.tally.accepted < self.simulation.server.counts["accepted"]:  # a checkpoint from before there were tallies
                 self.tally = Tally.of(self.record.lines())
         else:
-            header = header_of(self.simulation, self.config, execution.described())
-            self.record = Record.new(self.folder, runtimes, header, every)
+            beginning = header_of(self.simulation, self.config, execution.described())
+            self.record = Record.new(self.folder, runtimes, beginning, every)
 
     def finish(self) -> Result:
         experiment, server = self.simulation.experiment, self.simulation.server

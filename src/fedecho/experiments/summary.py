@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedecho.core.checkpoint import write_atomically
+from fedecho.experiments.schema import Misfit, Spent, check_fields, loaded
 
 SUMMARY = "summary.json"
 LAST = 10
@@ -42,7 +43,7 @@ class Summary:
     """All that the last evaluation gave."""
     notes: dict[str, str] = field(default_factory=dict)
     """What the task wants said beside them."""
-    privacy: dict[str, Any] | None = None
+    privacy: Spent | None = None
     """The clients' epsilons, the largest and delta; None for a run without privacy."""
     record_every: int = 1
     """The record, and so ``arrivals_sha256``, has every so many jobs; all other numbers are of all of them."""
@@ -54,8 +55,8 @@ class Summary:
     def read(cls, folder: Path) -> "Summary":
         path = folder / SUMMARY
         try:
-            return cls(**json.loads(path.read_text()))
-        except (ValueError, TypeError) as error:
+            return cls(**check_fields(cls, loaded(path.read_bytes())))
+        except (ValueError, Misfit) as error:
             raise ValueError(f"{path} is damaged ({error}); remove it, then `fedecho resume {folder}` makes it again") from None
 
 

@@ -1,6 +1,5 @@
 """A deployed run's folder: the record, checkpoints and summary of a simulation, kept while the run goes on over a network."""
 
-import json
 import platform
 import time
 from collections import Counter
@@ -23,8 +22,9 @@ from fedecho.experiments.config import ConfigError, completed, differences, fing
 from fedecho.experiments.ending import summary_of, write_end
 from fedecho.experiments.folder import owned
 from fedecho.experiments.identity import is_finished
-from fedecho.experiments.record import RECORD, Line, Mark, Record, arrivals_digest, read_header
+from fedecho.experiments.record import RECORD, Line, Mark, Record, arrivals_digest, read_header, read_record
 from fedecho.experiments.saved import restored
+from fedecho.experiments.schema import Header, Spent
 from fedecho.experiments.summary import Summary, staleness
 from fedecho.flower.transport import GridTransport
 from fedecho.learning.privacy import Privacy
@@ -105,9 +105,7 @@ class Journal:
 
     def _reports_behind(self, folder: Path, position: int | None) -> Counter[int]:
         """Of the lines that are cut off, and one of every client that may have been sent a job since and has no open one."""
-        with (folder / RECORD).open("rb") as file:
-            file.seek(position or 0)
-            lines = [json.loads(line) for line in file if line.endswith(b"\n")]
+        lines = read_record(folder, position or 0)
         return reports(lines, lost_too=True) + Counter(set(range(self.server.num_clients)) - set(self.server.open))
 
     def moment(self, moment: Moment, scores: Line | None) -> None:
@@ -175,7 +173,7 @@ class Journal:
             write_end(self.folder, self.record, self.layout.named(self.server.model.weights), summary)
         return summary
 
-    def _spent(self, lines: list[Line]) -> Line:
+    def _spent(self, lines: list[Line]) -> Spent:
         """Who is at work when the run ends may have sent its answer too."""
         return spent(self.identity.privacy, lines, lost_too=True, more=self.earlier_reports + Counter(self.server.open.keys()))
 
@@ -183,7 +181,7 @@ class Journal:
         self.record.close()
         self._held.close()
 
-    def _check_same(self, folder: Path, there: Line) -> None:
+    def _check_same(self, folder: Path, there: Header) -> None:
         here = self._header()
         keys = ("name", "seed", "num_versions", "num_params")
         found = differences({key: here[key] for key in keys}, {key: there.get(key) for key in keys})

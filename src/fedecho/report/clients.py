@@ -3,10 +3,10 @@
 from collections import Counter
 from itertools import pairwise
 from statistics import median
-from typing import Any
 
 import numpy as np
 
+from fedecho.experiments.schema import Spent
 from fedecho.report.load import RunData
 from fedecho.report.methods import Method
 from fedecho.report.spec import Bars, Dots, Figure, Line, Mark, Section, Table, color_of
@@ -20,7 +20,7 @@ def clients_section(methods: list[Method]) -> Section:
     shown, missing = _timelines(methods)
     figures = [*shown, *(figure for figure in (_staleness(methods), _participation(methods)) if figure is not None)]
     runs = [run for method in methods for run in method.runs]
-    if any("num_clients" in run.header.get("clients", {}) for run in runs):
+    if any("num_clients" in run.clients for run in runs):
         missing.append("shares of the data and of the updates, client by client: there are too many clients to name them all")
     elif not any(run.classes for run in runs):
         missing.append("staleness by runtime class and shares of the data: these records do not say who the clients are")
@@ -58,7 +58,7 @@ def _ordered(names: set[str]) -> list[str]:
 def _staleness(methods: list[Method]) -> Figure | None:
     """Shares of the accepted updates, over all runs that are shown."""
     by_class: dict[str, list[int]] = {}
-    for run in (run for method in methods for run in method.runs if run.classes or run.header.get("clients")):
+    for run in (run for method in methods for run in method.runs if run.clients):
         staleness, kind = run.jobs.staleness[run.jobs.accepted], run.jobs.kind[run.jobs.accepted]
         for place, name in enumerate(run.jobs.kinds):
             if (kind == place).any():
@@ -125,7 +125,7 @@ def _privacy(methods: list[Method]) -> list[Table]:
     rows = []
     for method in methods:
         for run in method.runs:
-            spent = (run.summary or {}).get("privacy")
+            spent = run.summary.privacy if run.summary else None
             if spent:
                 told = (f"{spent['largest_epsilon']:.2f}", f"{_median_epsilon(spent):.2f}", f"{spent['delta']:g}")
                 rows.append([method.label, str(run.seed), *told])
@@ -133,7 +133,7 @@ def _privacy(methods: list[Method]) -> list[Table]:
     return [Table(head, rows, "Differential privacy, over the reports each client made.")] if rows else []
 
 
-def _median_epsilon(spent: dict[str, Any]) -> float:
+def _median_epsilon(spent: Spent) -> float:
     if "epsilon" in spent:
         return float(median(spent["epsilon"].values()))
     rows = spent["epsilon_by_reports"]

@@ -54,9 +54,9 @@ def _memory(methods: list[Method]) -> Table:
     rows = []
     for method in methods:
         run = method.runs[0]
-        size = 4 * int(run.header.get("num_params", 0))
-        summary, last = run.summary or {}, run.evaluations[-1] if run.evaluations else {}
-        alive = int(summary.get("peak_versions_alive", 0))
+        size = 4 * run.header.get("num_params", 0)
+        summary, last = run.summary, run.evaluations[-1] if run.evaluations else {}
+        alive = summary.peak_versions_alive if summary else 0
         peak = last.get("peak_bytes")
         rows.append(
             [
@@ -64,7 +64,7 @@ def _memory(methods: list[Method]) -> Table:
                 f"{int(run.header.get('num_params', 0)):,}",
                 str(alive) if alive else "",
                 _megabytes(alive * size) if alive else "",
-                _megabytes(summary.get("bank_bytes", 0)) if summary else "",
+                _megabytes(summary.bank_bytes) if summary else "",
                 _megabytes(peak) if peak else "",
             ]
         )

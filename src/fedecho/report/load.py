@@ -1,8 +1,7 @@
 """Run folders as arrays: what every figure is made from. A run may be finished, stopped or going on."""
 
-import json
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +12,8 @@ from numpy.typing import NDArray
 
 from fedecho.experiments.identity import is_finished
 from fedecho.experiments.record import RECORD, Line, read_header, read_record
-from fedecho.experiments.summary import SUMMARY
+from fedecho.experiments.schema import Clients, Header
+from fedecho.experiments.summary import Summary
 from fedecho.report.spec import Floats, Ints
 
 STATUSES = ("accepted", "rejected", "lost")
@@ -51,8 +51,8 @@ class Dispatches:
 @dataclass(frozen=True)
 class RunData:
     folder: Path
-    header: Line
-    summary: Line | None
+    header: Header
+    summary: Summary | None
     evaluations: list[Line]
     versions: list[Line]
     jobs: Jobs
@@ -61,18 +61,18 @@ class RunData:
 
     @property
     def seed(self) -> int:
-        return int(self.header.get("seed", 0))
+        return self.header["seed"]
 
     @property
     def algorithm(self) -> str:
-        told = (self.summary or {}).get("algorithm") or self.header.get("algorithm")
-        config = self.header.get("config") or {}
-        return str(told or config.get("algorithm", {}).get("name", self.folder.name))
+        told = self.header.get("algorithm") or (self.summary.algorithm if self.summary else "")
+        method = (self.header["config"] or {}).get("algorithm")
+        return told or str(method.get("name", self.folder.name) if isinstance(method, dict) else self.folder.name)
 
     @property
     def clock(self) -> str:
         """What ``time`` is: virtual in a simulation; the header of a deployed run may say real."""
-        return str(self.header.get("clock", "virtual"))
+        return self.header.get("clock", "virtual")
 
     @property
     def notes(self) -> dict[str, str]:
@@ -82,7 +82,7 @@ class RunData:
     @property
     def every(self) -> int:
         """The record has every so many jobs."""
-        return int(self.header.get("record_every", 1))
+        return self.header.get("record_every", 1)
 
     @property
     def sampled(self) -> str:
@@ -92,33 +92,37 @@ class RunData:
     def count(self, status: str) -> int:
         """How many jobs came to that; where the record is a sample, as the summary says, and before there is one, by the sample."""
         if self.every > 1 and self.summary is not None:
-            return int(self.summary[status])
+            return {"accepted": self.summary.accepted, "rejected": self.summary.rejected, "lost": self.summary.lost}[status]
         return self.every * int((self.jobs.status == STATUSES.index(status)).sum())
 
     @property
     def mean_staleness(self) -> float | None:
         if self.every > 1 and self.summary is not None:
-            return float(self.summary["mean_staleness"])
+            return self.summary.mean_staleness
         return float(self.jobs.staleness[self.jobs.accepted].mean()) if self.jobs.accepted.any() else None
 
     @property
+    def clients(self) -> Clients:
+        return self.header.get("clients") or {}
+
+    @property
     def examples(self) -> Ints:
-        return np.array(self.header.get("clients", {}).get("examples", []), dtype=np.int64)
+        return np.array(self.clients.get("examples", []), dtype=np.int64)
 
     @property
     def classes(self) -> list[str]:
         """The runtime class of every client."""
-        return list(self.header.get("clients", {}).get("classes", []))
+        return list(self.clients.get("classes", []))
 
     @property
     def num_clients(self) -> int:
-        told = int(self.header.get("clients", {}).get("num_clients", 0))
+        told = self.clients.get("num_clients", 0)
         return max(told, len(self.examples), int(self.jobs.client.max(initial=-1)) + 1)
 
     @cached_property
     def labels(self) -> Floats | None:
         """Examples by client and label, or None of a run that does not say."""
-        told = self.header.get("clients", {}).get("labels")
+        told = self.clients.get("labels")
         if not told:
             return None
         width = 1 + max((int(label) for counts in told for label in counts), default=0)
@@ -170,13 +174,13 @@ def find_runs(places: Iterable[Path]) -> list[Path]:
 
 def read_run(folder: Path) -> RunData:
     header = read_header(folder)
-    summary = json.loads((folder / SUMMARY).read_text()) if is_finished(folder) else None
+    summary = Summary.read(folder) if is_finished(folder) else None
     jobs, sent = _Table("dqqqqqq"), _Table("dqqq")
     versions: list[Line] = []
     evaluations: list[Line] = []
     kinds: dict[str, int] = {}
     reasons: dict[str, int] = {}
-    for line in _sound(folder):
+    for line in read_record(folder):
         event, status = line.get("event"), line.get("status")
         if event == "dispatch":
             sent.add(line["time"], line["client"], line["dispatch"], line["base"])
@@ -193,7 +197,7 @@ def read_run(folder: Path) -> RunData:
         elif event == "evaluation":
             evaluations.append(line)
     if "record_every" in header and summary is not None:
-        reasons = dict(summary.get("reasons", {}))  # of all jobs, where the record has a sample
+        reasons = dict(summary.reasons)  # of all jobs, where the record has a sample
     time, client, came_to, number, base, staleness, kind_of = jobs.columns()
     return RunData(
         folder=folder,
@@ -219,10 +223,3 @@ class _Table:
 
     def columns(self) -> list[Any]:
         return [np.array(column, dtype=column.typecode) for column in self._columns]
-
-
-def _sound(folder: Path) -> Iterator[Line]:
-    try:
-        yield from read_record(folder)
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{folder / RECORD} is damaged ({error})") from None

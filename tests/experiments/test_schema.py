@@ -1,0 +1,87 @@
+"""What is read back is checked by one schema: an odd field is one line that names the file, the line and the field."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.report.hand_made import SUMMARY, lines, write
+
+from fedecho.experiments.record import read_header, read_record
+from fedecho.experiments.summary import Summary
+from fedecho.report.book import report_of
+
+ODD_HEADERS = {
+    "software": (None, "software must be a table, got None"),
+    "clients": ({"classes": 7}, "clients.classes must be a list, got 7"),
+    "seed": (True, "seed must be a whole number, got True"),
+    "num_versions": (-1, "num_versions must be a whole number of at least 0, got -1"),
+    "clock": ("wall", "clock must be 'virtual' or 'real', got 'wall'"),
+    "record_every": (0, "record_every must be a whole number of at least 1, got 0"),
+    "inputs": ({"a": 3}, "inputs.a must be a text, got 3"),
+}
+ODD_LINES = [
+    ({"event": "version"}, "version is missing"),
+    ({"event": 5}, "event must be a text, got 5"),
+    ({"event": "version", "version": 1, "time": 0, "loss": "low"}, "loss must be a finite number, got 'low'"),
+    ({"event": "version", "version": 2.0, "time": 0}, "version must be a whole number of at least 0, got 2.0"),
+    ({"event": "evaluation", "version": 1, "time": -1}, "time must be a finite number of at least 0, got -1"),
+    ({"event": "evaluation", "version": 1, "time": 1, "per_class": [0.5, "x"]}, "per_class.1 must be a number, got 'x'"),
+    ({"event": "arrival", "time": 1, "client": 0, "status": None}, "status must be a text, got None"),
+    ({"event": "arrival", "time": 1, "client": 0, "status": "lost", "dispatch": 0}, "base is missing"),
+    ({"event": "dispatch", "time": 1e999, "client": 0, "dispatch": 0, "base": 0}, "time must be a finite number"),
+    ({"event": "dispatch", "time": 1, "client": 2**64, "dispatch": 0, "base": 0}, "client must be a whole number of at least"),
+]
+
+
+@pytest.mark.parametrize("name", ODD_HEADERS)
+def test_an_odd_header_is_named(tmp_path: Path, name: str) -> None:
+    value, said = ODD_HEADERS[name]
+    told = lines()
+    told[0][name] = value
+    folder = write(tmp_path / "run", told)
+    with pytest.raises(ValueError, match=r"run\.jsonl, line 1: .*; the record is damaged or of another program") as caught:
+        read_header(folder)
+    assert said in str(caught.value)
+
+
+def test_lists_of_clients_must_be_of_one_length(tmp_path: Path) -> None:
+    told = lines()
+    told[0]["clients"] = {"examples": [1, 2, 3], "classes": ["a"]}
+    with pytest.raises(ValueError, match=r"clients\.classes must be a list of as many clients as the others \(3\)"):
+        read_header(write(tmp_path / "run", told))
+
+
+@pytest.mark.parametrize(("line", "said"), ODD_LINES)
+def test_an_odd_line_is_named(tmp_path: Path, line: dict[str, Any], said: str) -> None:
+    folder = write(tmp_path / "run", [*lines(), line])
+    with pytest.raises(ValueError, match=rf"run\.jsonl, line {len(lines()) + 1}: ") as caught:
+        list(read_record(folder))
+    assert said in str(caught.value)
+
+
+def test_a_later_versions_fields_and_events_are_passed_over(tmp_path: Path) -> None:
+    told = lines()
+    told[0]["weather"] = [1]
+    folder = write(tmp_path / "run", [*told, {"event": "weather", "of": None}], finished=True)
+    (folder / "summary.json").write_text(json.dumps(SUMMARY | {"algorithm": "fedecho", "seed": 0, "weather": 5}))
+    assert Summary.read(folder).accepted == 3
+    assert report_of([folder]).figures
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("5", "it must be a table, got 5"),
+        ("[" * 100_000, "nested too deep"),
+        (json.dumps(SUMMARY), "algorithm is missing"),
+        (json.dumps(SUMMARY | {"algorithm": "a", "seed": 0, "reasons": {"x": None}}), "reasons.x must be a whole number"),
+        (json.dumps(SUMMARY | {"algorithm": "a", "seed": 0, "privacy": {"delta": 1}}), "privacy.largest_epsilon is missing"),
+    ],
+)
+def test_an_odd_summary_is_named(tmp_path: Path, text: str, said: str) -> None:
+    folder = write(tmp_path / "run", lines())
+    (folder / "summary.json").write_text(text)
+    with pytest.raises(ValueError, match=r"summary\.json is damaged .*; remove it, then `fedecho resume") as caught:
+        report_of([folder])
+    assert said in str(caught.value)
