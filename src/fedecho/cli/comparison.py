@@ -41,7 +41,7 @@ from fedecho.experiments.config import ConfigError, load
 from fedecho.experiments.record import RECORD
 from fedecho.report.progress import LiveProgress
 from fedecho.report.tables import comparison
-from fedecho.tracking import check_names
+from fedecho.tracking import check_sinks
 
 
 def compare(
@@ -73,7 +73,7 @@ def compare(
     """
     with friendly():
         use_data_dir(data_dir)
-        check_names(track or ())
+        check_sinks(track or ())
         target = folder or Path("runs") / f"compare-{Path(source).stem}"
         execution = execution_options(executor, workers, precision, deterministic, device, address)
         plan = [

@@ -49,7 +49,7 @@ from fedecho.experiments.trained import export as export_run
 from fedecho.report.progress import LiveProgress
 from fedecho.simulation.runtimes import PROFILES
 from fedecho.tasks import TASKS
-from fedecho.tracking import check_names, tracked
+from fedecho.tracking import check_sinks, tracked
 
 
 def list_all(as_json: AsJson = False) -> None:
@@ -101,7 +101,7 @@ def run(
     """
     with friendly():
         use_data_dir(data_dir)
-        check_names(track or ())
+        check_sinks(track or ())
         experiment = load(source, algorithm=algorithm, seed=seed, versions=versions, settings=settings or ())
         options = execution_options(executor, workers, precision, deterministic, device, address)
         options |= {"checkpoint_s": checkpoint_every}
@@ -130,7 +130,7 @@ def resume(
                 f"{folder} holds a run over a network: it goes on when its app is submitted again (fedecho submit)"
             )
         options = _as_before(before, executor, workers, address)
-        check_names(track or ())
+        check_sinks(track or ())
         manner = _Manner(tuple(track or ()), quiet, as_json)
         if is_finished(folder):
             tidy_finished(folder, say)

@@ -1,9 +1,11 @@
 """Numbers of a run to what people already look at. ``SINKS`` is the one table from names to makers."""
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +21,23 @@ SINKS: dict[str, Callable[[Path, Mapping[str, Any]], Sink]] = {
     "mlflow": MlflowSink,
 }
 
-__all__ = ["SINKS", "Sink", "Tracker", "check_names", "tracked"]
+__all__ = ["SINKS", "Sink", "Tracker", "check_sinks", "tracked"]
 
 
-def check_names(names: Sequence[str]) -> None:
+def check_sinks(names: Sequence[str]) -> None:
+    """Are these sinks known, and their packages installed? Asked before anything runs."""
     for name in names:
         if name not in SINKS:
             close = get_close_matches(name, list(SINKS), n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"it must be one of {', '.join(SINKS)}"
             raise ValueError(f"unknown --track {name!r}: {hint}")
+        if not _is_installed(name):
+            raise ValueError(f"--track {name} needs the package {name}, which is not installed: pip install 'fedecho[{name}]'")
+
+
+def _is_installed(package: str) -> bool:
+    """Without importing it, which can take seconds."""
+    return sys.modules[package] is not None if package in sys.modules else find_spec(package) is not None
 
 
 @contextmanager
@@ -38,7 +48,7 @@ def tracked(
     say: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Tracker]:
     """A watch for ``simulate(..., watch=...)`` that passes numbers on to the named sinks, beside the run and never in its way."""
-    check_names(names)
+    check_sinks(names)
     tracker = Tracker({name: partial(SINKS[name], Path(folder), config or {}) for name in names}, say)
     try:
         yield tracker
