@@ -39,6 +39,7 @@ from fedecho.cli.console import (
 from fedecho.experiments.compare import Compared, Planned, run_all
 from fedecho.experiments.config import ConfigError, load
 from fedecho.experiments.record import RECORD
+from fedecho.experiments.shared_settings import settings_of_methods, shares
 from fedecho.report.progress import LiveProgress
 from fedecho.report.tables import comparison
 from fedecho.tracking import check_sinks
@@ -74,20 +75,24 @@ def compare(
     with friendly():
         use_data_dir(data_dir)
         check_sinks(track or ())
+        methods, given = names(algorithms), settings or []
+        taken = settings_of_methods(source, methods, given)
         target = folder or Path("runs") / f"compare-{Path(source).stem}"
         execution = execution_options(executor, workers, precision, deterministic, device, address)
         plan = [
             Planned(
                 f"{algorithm} seed {seed}",
-                load(source, algorithm=algorithm, seed=seed, versions=versions, settings=settings or ()),
+                load(source, algorithm=algorithm, seed=seed, versions=versions, settings=taken[algorithm]),
                 target / f"{algorithm}-seed{seed}",
                 tuple(track or ()),
                 execution,
             )
             for seed in numbers(seeds, "--seeds")
-            for algorithm in names(algorithms)
+            for algorithm in methods
         ]
         _check(target)
+        for line in () if quiet else shares(taken, given):
+            say(line)
         with LiveProgress(err, silent=quiet or as_json) as progress:
             compared = run_all(plan, jobs=_jobs(jobs, executor), see=progress.update, say=say)
         _show(compared, target, f"{Path(source).stem}: {len(plan)} runs", quiet=quiet, as_json=as_json)

@@ -6,7 +6,7 @@ from typing import Any
 import typer
 
 from fedecho.algorithms import ALGORITHMS
-from fedecho.experiments.config import ConfigError, load, to_config
+from fedecho.experiments.config import load, to_config
 from fedecho.experiments.execution import EXECUTORS
 from fedecho.experiments.recipes import RECIPES
 from fedecho.tracking import SINKS
@@ -40,7 +40,7 @@ def complete_setting(context: typer.Context, incomplete: str) -> list[str]:
     """The keys of the recipe or file that stands before it."""
     try:
         tree = to_config(load(context.params.get("source") or "digits", algorithm=context.params.get("algorithm")))
-    except ConfigError:
+    except ValueError:
         return []
     return [f"{key}=" for key in _keys(tree) if key.startswith(incomplete)]
 

@@ -49,7 +49,7 @@ Track = Annotated[
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but where the result is, and errors.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, nothing else; for scripts.")]
-Versions = Annotated[int | None, typer.Option("--versions", help="How many global versions to make.")]
+Versions = Annotated[int | None, typer.Option("--versions", "--num-versions", help="How many global versions to make.")]
 ExecutorOption = Annotated[
     str, typer.Option("--executor", help="Where clients train: serial, pool, cuda or ray.", autocompletion=complete_executor)
 ]

@@ -79,7 +79,9 @@ def submit(
     ca: Ca = None,
     insecure: Insecure = False,
     run_out: Annotated[Path | None, typer.Option("--out", help="The server's run folder; a stopped run there goes on.")] = None,
-    versions: Annotated[int | None, typer.Option("--versions", help="How many global versions to make.")] = None,
+    versions: Annotated[
+        int | None, typer.Option("--versions", "--num-versions", help="How many global versions to make.")
+    ] = None,
     register: Annotated[list[Path] | None, typer.Option("--register", help="First let in a node by its public key.")] = None,
 ) -> None:
     """Run an app on a SuperLink and wait for its end; the exit code is the run's."""

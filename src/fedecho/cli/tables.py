@@ -44,6 +44,7 @@ from fedecho.experiments.paper import Cell, PaperTable
 from fedecho.experiments.results import CellResult, read_result
 from fedecho.experiments.run import CHECKPOINT_S
 from fedecho.experiments.shared_cells import TABLES, first_of
+from fedecho.experiments.shared_settings import settings_of_methods, shares
 from fedecho.report.paper_tables import View
 from fedecho.report.progress import LiveProgress
 from fedecho.report.table_forms import as_csv, as_markdown, as_text, notes_of
@@ -105,7 +106,7 @@ def table(
 def cost(
     source: Source,
     algorithms: Annotated[str, typer.Option(help="Methods, separated by commas.")] = "fedbuff,ca2fl,fedac,fadas,fedecho",
-    versions: Annotated[int, typer.Option(help="Versions to measure over.")] = 10,
+    versions: Annotated[int, typer.Option("--versions", "--num-versions", help="Versions to measure over.")] = 10,
     settings: Settings = None,
     executor: ExecutorOption = "serial",
     data_dir: DataDir = None,
@@ -120,8 +121,11 @@ def cost(
         shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
         for heading in ("method", "infer s", "distil s", "alive", "versions MB", "bank MB", "state MB"):
             shown.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
-        for name in names(algorithms):
-            experiment = load(source, algorithm=name, settings=settings or ())
+        taken = settings_of_methods(source, names(algorithms), settings or [])
+        for line in shares(taken, settings or []):
+            say(line)
+        for name, own in taken.items():
+            experiment = load(source, algorithm=name, settings=own)
             say(f"measuring {name} over {versions} versions")
             paid = server_cost(experiment, execution, versions)
             seconds = [f"{paid.inference_s:.4f}", f"{paid.distillation_s:.4f}"]

@@ -3,28 +3,40 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
-from difflib import get_close_matches
 from hashlib import sha256
 from math import inf, isnan
 from pathlib import Path
-from tomllib import TOMLDecodeError
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fedecho.algorithms import ALGORITHMS, FedEcho
 from fedecho.data.partition import PARTITIONERS
 from fedecho.experiments.experiment import Experiment
+from fedecho.experiments.pointers import KEYS, unknown
 from fedecho.experiments.recipes import RECIPES
-from fedecho.experiments.toml import MAX_DEPTH, beside, parsed, read_toml
+from fedecho.experiments.toml import beside, read_toml, setting_of
 from fedecho.tasks import TASKS
 
 Tree = dict[str, Any]
 MOST = 3.4e38
 """float32, in which everything is computed, holds hardly more."""
+VERSIONS = "versions"
+"""What the command line calls ``num_versions``."""
 
 
 class ConfigError(ValueError):
     """A user's mistake, said in one line."""
+
+
+class UnknownKeyError(ConfigError):
+    """A key that its table does not have; ``below`` is where one of that very name stands, if anywhere."""
+
+    def __init__(self, key: str, below: str | None, choices: Sequence[str]) -> None:
+        told = unknown(key, choices, "key")
+        super().__init__(
+            f"unknown key {key!r}: did you mean {below!r}?" if below and key.rpartition(".")[2] not in KEYS else told
+        )
+        self.key, self.below = key, below
 
 
 CHOICES: dict[str, dict[str, type[Any]]] = {
@@ -95,7 +107,7 @@ def load(
 
     A file may start from a recipe (``recipe = "digits"``) and change what it names.
     """
-    tree = {"recipe": source} if source in RECIPES else _file(source)
+    tree = {"recipe": source} if source in RECIPES else _named(_file(source))
     changes: Tree = {}
     if seed is not None:
         changes["seed"] = seed
@@ -105,8 +117,17 @@ def load(
         tree = tree | {"algorithm": _another_method(algorithm, tree)}
     tree = _merged(tree, changes)
     for setting in settings:
-        tree = _merged(tree, _setting(setting))
+        tree = _merged(tree, _named(setting_of(setting)))
     return from_config(_on_recipe(tree))
+
+
+def _named(tree: Tree) -> Tree:
+    """With ``num_versions`` where it says ``versions``, as the command line does."""
+    if VERSIONS not in tree:
+        return tree
+    if "num_versions" in tree:
+        raise ConfigError("versions and num_versions are the same setting: give one of them")
+    return {"num_versions" if key == VERSIONS else key: value for key, value in tree.items()}
 
 
 def _another_method(name: str, tree: Tree) -> Tree:
@@ -130,7 +151,9 @@ def _another_method(name: str, tree: Tree) -> Tree:
 def _file(source: str) -> Tree:
     if source.endswith(".toml") or Path(source).is_file():
         return beside(Path(source), read_toml(Path(source)))
-    raise ConfigError(_unknown(source, RECIPES, "recipe") + " (a file's name must end in .toml)")
+    if source in ALGORITHMS:
+        raise ConfigError(f"{source} is a method, not a recipe: give a recipe (`fedecho list`) and --algorithm {source}")
+    raise ConfigError(unknown(source, RECIPES, "recipe") + " (a file's name must end in .toml)")
 
 
 def _on_recipe(tree: Tree) -> Tree:
@@ -169,23 +192,6 @@ def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Tree:
     return merged
 
 
-def _setting(text: str) -> Tree:
-    """``local.client_lr=0.1`` as a table; a value that is no TOML is taken as a string."""
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        raise ConfigError(f"--set wants key=value, got {text!r}")
-    parts = key.strip().split(".")
-    if len(parts) > MAX_DEPTH:
-        raise ConfigError(f"--set wants a key of at most {MAX_DEPTH} parts, got one of {len(parts)}")
-    try:
-        table: Any = parsed(f"value = {value.strip()}")["value"]
-    except TOMLDecodeError:
-        table = value.strip()
-    for part in reversed(parts):
-        table = {part: table}
-    return dict(table)
-
-
 def _construct(cls: type[Any], tree: Any, path: str, known: Mapping[str, Any]) -> Any:
     if not isinstance(tree, Mapping):
         raise ConfigError(f"{path} must be a table, got {tree!r}")
@@ -196,8 +202,7 @@ def _construct(cls: type[Any], tree: Any, path: str, known: Mapping[str, Any]) -
         if key not in names:
             below = _below(key, cls, tree)
             dotted = f"{path}{'.' if path else ''}"
-            hint = f"unknown key {dotted + key!r}: did you mean {dotted + below!r}?" if below else ""
-            raise ConfigError(hint or _unknown(dotted + key, names, "key"))
+            raise UnknownKeyError(dotted + key, below and dotted + below, names)
     arguments: Tree = {}
     for f in settable:
         where = f"{path}.{f.name}" if path else f.name
@@ -278,14 +283,8 @@ def _spoken(options: tuple[Any, ...]) -> str:
 
 def _among(name: Any, choices: Mapping[str, Any], what: str) -> str:
     if not isinstance(name, str) or name not in choices:
-        raise ConfigError(_unknown(str(name), choices, what))
+        raise ConfigError(unknown(str(name), choices, what))
     return name
-
-
-def _unknown(name: str, choices: Any, what: str) -> str:
-    close = get_close_matches(name.rpartition(".")[2], list(choices), n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]!r}?" if close else f"it must be one of {', '.join(sorted(choices))}"
-    return f"unknown {what} {name!r}: {hint}"
 
 
 def _default(cls: type[Any], name: str) -> Any:

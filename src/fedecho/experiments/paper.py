@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fedecho.experiments.config import load
+from fedecho.experiments.config import ConfigError, load
 from fedecho.experiments.experiment import Experiment
 
 Settings = tuple[str, ...]
@@ -46,7 +46,10 @@ class Cell:
 
     def experiment(self) -> Experiment:
         settings = (*self.column.settings, *self.row.settings, *self.own)
-        return load(self.recipe, algorithm=self.row.algorithm, seed=self.seed, settings=settings)
+        try:
+            return load(self.recipe, algorithm=self.row.algorithm, seed=self.seed, settings=settings)
+        except ValueError as error:
+            raise ConfigError(f"{self.row.label}, {self.column.label}: {error}") from None
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import tomllib
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from fedecho.data.unlabeled import NAMED
@@ -38,6 +39,32 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise TomlError(f"cannot read {path}: {error}") from None
     except ValueError as error:
         raise TomlError(f"{path}: {error}") from None
+
+
+def shown(value: Any) -> str:
+    """What a user wrote, as far as it fits into a line."""
+    return shorten(repr(value), 80, placeholder=" ...") if len(repr(value)) > 80 else repr(value)
+
+
+def setting_of(text: str) -> dict[str, Any]:
+    """``local.client_lr=0.1`` as a table; a value that is no TOML is taken as a string."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise TomlError(f"--set wants key=value, got {shown(text)}")
+    if len(text.splitlines()) > 1:
+        raise TomlError(
+            f"--set wants one key=value in one line, got {shown(text)}: repeat --set for each, write \\n in a string"
+        )
+    parts = key.strip().split(".")
+    if len(parts) > MAX_DEPTH:
+        raise TomlError(f"--set wants a key of at most {MAX_DEPTH} parts, got one of {len(parts)}")
+    try:
+        table: Any = parsed(f"value = {value.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        table = value.strip()
+    for part in reversed(parts):
+        table = {part.strip(): table}
+    return dict(table)
 
 
 def beside(path: Path, tree: dict[str, Any]) -> dict[str, Any]:
