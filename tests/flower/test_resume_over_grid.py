@@ -1,5 +1,6 @@
 """A deployed run that is killed and submitted again: nothing twice, nothing lost but what was in flight."""
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,8 +12,10 @@ import torch
 from flwr.app import Array, ArrayRecord, Error, Message, RecordDict
 from loop_grid import LoopGrid
 from test_wire_equals_simulator import CONFIG, MADE, small
+from typer.testing import CliRunner
 
-from fedecho import Experiment, resume, trained
+from fedecho import Experiment, resume, simulate, trained
+from fedecho.cli import app
 from fedecho.experiments import accounting
 from fedecho.experiments.build import bound_network, server_of
 from fedecho.experiments.config import ConfigError, to_config
@@ -291,6 +294,37 @@ def test_the_folder_is_that_of_a_simulation(tmp_path: Path) -> None:
         resume(tmp_path)
     in_memory = run(experiment, grid_for(experiment), None)
     assert in_memory.model_sha256 == summary.model_sha256
+
+
+@pytest.mark.parametrize("options", [[], ["--executor", "pool"], ["--json"]], ids=" ".join)
+def test_resume_of_a_finished_deployed_run_says_that_it_is_finished(options: list[str], tmp_path: Path) -> None:
+    experiment = replace(small("fedbuff"), num_versions=2)
+    run(experiment, grid_for(experiment), tmp_path)
+    done = CliRunner().invoke(app, ["resume", str(tmp_path), *options])
+    assert done.exit_code == 0, done.output
+    if options == ["--json"]:
+        assert json.loads(done.output)["num_versions"] == 2
+    else:
+        assert done.output.count("\n") == 1
+        assert "is finished already; to run its app again, submit it with another run folder" in done.output
+        assert "executor" not in done.output
+
+
+def test_a_stopped_deployed_run_goes_on_from_its_app_alone(tmp_path: Path) -> None:
+    """Neither the command nor the library simulates the rest of it."""
+    experiment = replace(small("fedbuff"), num_versions=2)
+    grid = grid_for(experiment)
+    killed_after(grid, 4)
+    with pytest.raises(KilledError):
+        run(experiment, grid, tmp_path)
+    before = (tmp_path / "run.jsonl").read_bytes()
+    told = CliRunner().invoke(app, ["resume", str(tmp_path)])
+    assert told.exit_code == 2
+    assert "submit its app again with the same run folder (fedecho submit)" in told.output
+    for attempt in (lambda: resume(tmp_path), lambda: simulate(experiment, out=tmp_path)):
+        with pytest.raises(ConfigError, match="submit its app again with the same run folder"):
+            attempt()
+    assert (tmp_path / "run.jsonl").read_bytes() == before
 
 
 def test_epsilon_covers_what_was_sent_and_then_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,10 +34,10 @@ from fedecho.cli.console import (
     usable,
     use_data_dir,
 )
-from fedecho.experiments.config import ConfigError, load
+from fedecho.experiments.config import load
 from fedecho.experiments.execution import as_before
 from fedecho.experiments.experiment import Experiment
-from fedecho.experiments.folder import tidy_finished
+from fedecho.experiments.folder import is_deployed, resumable, tidy_finished
 from fedecho.experiments.identity import config_of, is_finished
 from fedecho.experiments.recipes import RECIPES
 from fedecho.experiments.record import RECORD, read_header
@@ -124,21 +124,12 @@ def resume(
     """Go on with a run that was stopped or killed; the result is what it would have been."""
     with friendly():
         use_data_dir(data_dir)
-        before = read_header(folder)["execution"]
-        if before.get("executor") == "flower" and not is_finished(folder):
-            raise ConfigError(
-                f"{folder} holds a run over a network: it goes on when its app is submitted again (fedecho submit)"
-            )
-        options = _as_before(before, executor, workers, address)
         check_sinks(track or ())
         manner = _Manner(tuple(track or ()), quiet, as_json)
         if is_finished(folder):
-            tidy_finished(folder, say)
-            if as_json:
-                print_json({"folder": str(folder), **asdict(Summary.read(folder))})
-            else:
-                tell(f"{folder} is finished already")
+            _say_finished(folder, manner)
             return
+        options = _as_before(resumable(folder)["execution"], executor, workers, address)
         _finish(folder, None, options | {"checkpoint_s": checkpoint_every}, manner)
 
 
@@ -170,6 +161,17 @@ class _Manner:
     @property
     def silent(self) -> bool:
         return self.quiet or self.as_json
+
+
+def _say_finished(folder: Path, manner: _Manner) -> None:
+    header = read_header(folder)
+    tidy_finished(folder, say)
+    if manner.as_json:
+        print_json({"folder": str(folder), **asdict(Summary.read(folder))})
+    elif is_deployed(header):
+        tell(f"{folder} is finished already; to run its app again, submit it with another run folder")
+    else:
+        tell(f"{folder} is finished already")
 
 
 def _as_before(before: dict[str, Any], executor: str | None, workers: int | None, address: str | None) -> dict[str, Any]:

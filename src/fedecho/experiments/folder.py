@@ -1,18 +1,19 @@
 """The folder of a run: one process at a time, and nothing half-written left behind."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from errno import EAGAIN, ENOLCK, ENOSYS, ENOTSUP
 from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
+from typing import Any
 
 from fedecho.core.checkpoint import remove_checkpoints
 from fedecho.core.disk import disk_full_at, make_private, open_own
 from fedecho.experiments.config import ConfigError
 from fedecho.experiments.experiment import Experiment
 from fedecho.experiments.identity import check_same, is_finished
-from fedecho.experiments.record import RECORD
+from fedecho.experiments.record import RECORD, read_header
 
 LOCK = ".lock"
 MODEL = "model.safetensors"
@@ -33,9 +34,27 @@ def check_folder(folder: Path, experiment: Experiment, resume: bool) -> None:
     elif is_finished(folder):
         raise ConfigError(f"{folder} already holds a run, which is finished: choose another folder")
     elif (folder / RECORD).exists():
+        resumable(folder)
         raise ConfigError(f"{folder} already holds a run: `fedecho resume {folder}` goes on with it")
     elif (folder / MODEL).exists():
         raise ConfigError(f"{folder / MODEL} is not of a run, which would write its own over it: choose another folder")
+
+
+def is_deployed(header: Mapping[str, Any]) -> bool:
+    """Did its clients train on nodes of a network?"""
+    return bool(header["execution"].get("executor") == "flower")
+
+
+def resumable(folder: Path) -> dict[str, Any]:
+    """The header of a run that can go on in this process. A deployed one goes on from its app, where its nodes are."""
+    header = read_header(folder)
+    if is_deployed(header) and is_finished(folder):
+        raise ConfigError(f"{folder} holds a finished run: there is nothing to resume; submit its app with another run folder")
+    if is_deployed(header):
+        raise ConfigError(
+            f"{folder} holds a run over a network: submit its app again with the same run folder (fedecho submit) and it goes on"
+        )
+    return header
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from fedecho.experiments.config import ConfigError, fingerprint, from_config
 from fedecho.experiments.ending import summary_of, write_end
 from fedecho.experiments.execution import DeviceName, Execution, ExecutorName, as_before, check_same_arithmetic
 from fedecho.experiments.experiment import Experiment
-from fedecho.experiments.folder import check_folder, owned
+from fedecho.experiments.folder import check_folder, owned, resumable
 from fedecho.experiments.identity import check_inputs, config_of, header_of, name_of, notes_of
 from fedecho.experiments.judge import Judge
 from fedecho.experiments.record import RECORD, Line, Mark, Record, arrivals_digest, noting, read_header
@@ -106,7 +106,7 @@ def resume(folder: Path | str, experiment: Experiment | None = None, **options: 
     One that was on a GPU goes on there, in the same precision; any other on this process's CPU, unless ``options`` say otherwise.
     """
     folder = Path(folder)
-    header = read_header(folder)
+    header = resumable(folder)
     if experiment is None:
         if header["config"] is None:
             raise ConfigError(f"{folder} used a task or method of its own: resume it from Python, resume(folder, experiment)")
