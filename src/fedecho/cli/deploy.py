@@ -58,10 +58,16 @@ def join(
     insecure: Insecure = False,
     port: Annotated[int, typer.Option(help="A local port for the node's own processes.")] = 9094,
     pause_s: Annotated[float, typer.Option(help="Be so many seconds slower a message, for trials.")] = 0.0,
+    node_config: Annotated[
+        list[str] | None,
+        typer.Option("--node-config", metavar="PAIRS", help="What else the app asks of a node, such as 'num-partitions=3'."),
+    ] = None,
 ) -> None:
     """Start a SuperNode: one client of the federation."""
     with friendly():
         _need_flower()
+        from fedecho.flower.key_values import key_values
+        from fedecho.flower.keys import PARTITION
         from fedecho.flower.launch import Tls, supernode
 
         if client < 0:
@@ -69,7 +75,8 @@ def join(
         tls = Tls.checked(insecure, ca=ca)
         if private_key is not None and not private_key.is_file():
             raise ConfigError(f"--private-key: there is no file {private_key}")
-        settings = {"pause-s": pause_s} if pause_s else {}
+        ours = {PARTITION: ("--client", client), "pause-s": ("--pause-s", pause_s or None)}
+        settings = key_values("--node-config", node_config or (), ours)
         _become(supernode(address, client, tls, port=port, private_key=private_key, settings=settings))
 
 
@@ -82,18 +89,25 @@ def submit(
     versions: Annotated[
         int | None, typer.Option("--versions", "--num-versions", help="How many global versions to make.")
     ] = None,
+    run_config: Annotated[
+        list[str] | None,
+        typer.Option("--run-config", metavar="PAIRS", help="The app's own settings: 'num-server-rounds=9', or a TOML file."),
+    ] = None,
     register: Annotated[list[Path] | None, typer.Option("--register", help="First let in a node by its public key.")] = None,
 ) -> None:
     """Run an app on a SuperLink and wait for its end; the exit code is the run's."""
     with friendly():
         _need_flower()
+        from fedecho.flower.key_values import check_run_config, key_values
         from fedecho.flower.launch import Control, RunFailedError, Tls
 
+        ours = {"out": ("--out", str(run_out.absolute()) if run_out else None), "versions": ("--versions", versions)}
+        told = key_values("--run-config", run_config or (), ours)
+        check_run_config(app, told)
         control = Control.to(address, Tls.checked(insecure, ca=ca))
         for key in register or ():
             control.register(key)
-        told = {"out": str(run_out.absolute()) if run_out else None, "versions": versions}
-        run = control.submit(app, {key: value for key, value in told.items() if value is not None})
+        run = control.submit(app, told)
         say(f"run {run}; `flwr log` shows what the server says")
         last = ""
 

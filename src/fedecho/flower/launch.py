@@ -13,6 +13,8 @@ from typing import Any
 
 import tomli_w
 
+from fedecho.flower.key_values import as_words
+
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -91,7 +93,7 @@ def supernode(
     """One client. ``port`` is local, for the node's own processes."""
     told = {"partition-id": client, **(settings or {})}
     words = ["flower-supernode", "--superlink", address, "--host", "127.0.0.1", "--port", str(port)]
-    words += ["--node-config", " ".join(f"{key}={json.dumps(value)}" for key, value in told.items())]
+    words += ["--node-config", as_words("--node-config", told)]
     words += ["--insecure"] if tls.ca is None else ["--root-certificates", str(tls.ca)]
     return words + (["--auth-supernode-private-key", str(private_key)] if private_key else [])
 
