@@ -11,6 +11,7 @@ from flwr.app import RecordDict
 from fedecho.core.types import ClientUpdate, Dispatch, Joined, Left, Lost, Refused
 from fedecho.flower.codec import Codec
 from fedecho.flower.keys import introduction
+from fedecho.flower.superlink import SuperLinkGoneError
 from fedecho.flower.transport import GridTransport
 from fedecho.flower.waiting import Patience, Waiting
 
@@ -401,7 +402,7 @@ def test_a_superlink_that_fails_is_no_clients_fault(monkeypatch: pytest.MonkeyPa
         raise httpx.ConnectError("refused")
 
     monkeypatch.setattr(grid, "pull_messages", fail)
-    with pytest.raises(httpx.ConnectError):
+    with pytest.raises(SuperLinkGoneError, match="refused"):
         transport.receive()
 
 

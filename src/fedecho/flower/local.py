@@ -65,6 +65,11 @@ class LocalFederation:
         process.kill()
         process.wait()
 
+    def kill_superlink(self) -> None:
+        """SIGKILL; until ``close`` nobody takes note, so it stays in the list of processes."""
+        if self._link is not None:
+            self._link.send_signal(signal.SIGKILL)
+
     def close(self) -> None:
         """Everything that was started ends."""
         processes = [*self.nodes.values(), *([self._link] if self._link else [])]

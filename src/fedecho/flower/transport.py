@@ -22,6 +22,7 @@ from fedecho.flower.codec import Codec
 from fedecho.flower.keys import read_introduction
 from fedecho.flower.replies import DEADLINE, NODE_GONE, NOT_PUSHED, content_of, error_text, is_from_node, is_gone, loss_code
 from fedecho.flower.roster import Roster
+from fedecho.flower.superlink import SuperLink
 from fedecho.flower.waiting import Patience, Waiting
 
 TRAIN, QUERY = "train", "query"
@@ -62,7 +63,7 @@ class GridTransport:
             raise ValueError(f"min_nodes = {self.waiting.min_nodes} would be waited for for ever: num_clients is {num_clients}")
         self.roster = Roster(num_clients, say)
         self.patience = Patience(self.waiting)
-        self._grid, self._codec, self._ask, self._say = grid, codec, ask, say
+        self._grid, self._codec, self._ask, self._say = SuperLink(grid, self.waiting.gone_s), codec, ask, say
         self._clock, self._sleep = clock, sleep
         self._began, self._before = clock(), 0.0
         self._looked: float | None = None
@@ -137,7 +138,7 @@ class GridTransport:
     def _pull(self, numbers: list[str]) -> list[FlowerMessage]:
         """One reply that cannot be unpacked must not end the run: each is then asked for by itself."""
         try:
-            return list(self._grid.pull_messages(numbers))
+            return self._grid.pull_messages(numbers)
         except (OSError, httpx.HTTPError):
             raise  # it is the SuperLink that fails, not an answer
         except Exception as error:  # whatever unpacking a stranger's bytes raises

@@ -16,11 +16,13 @@ class Waiting:
     poll_s: float = 0.5
     nodes_s: float = 5.0
     """Between two looks at who is connected."""
+    gone_s: float = 30.0
+    """For an answer of the SuperLink itself. Then it is gone and the run stops; submitted again, it goes on."""
 
     def __post_init__(self) -> None:
         if self.min_nodes < 1:
             raise ValueError(f"min_nodes must be at least 1, got {self.min_nodes}")
-        for name in ("timeout_s", "least_s", "poll_s", "nodes_s"):
+        for name in ("timeout_s", "least_s", "poll_s", "nodes_s", "gone_s"):
             value = getattr(self, name)
             if not (value >= 0 and isfinite(value)):
                 raise ValueError(f"{name} must be at least 0 and finite, got {value}")
