@@ -30,6 +30,7 @@ class Sent(NamedTuple):
     delta: Array
     buffers: Array
     correction: Array
+    examples: int = 1
 
 
 Versions = Sequence[Model]
@@ -91,6 +92,17 @@ def fedbuff(eta: float, w: Callable[[int], float]) -> Step:
     return step
 
 
+def by_examples(eta: float, w: Callable[[int], float]) -> Step:
+    """FedBuff and FedAvg with every client drawn as often as it has examples: a plain mean over all examples of the buffer."""
+
+    def step(versions: Versions, rounds: Rounds) -> Model:
+        t = len(versions) - 1
+        everyone = [a for a in rounds[-1] for _ in range(a.examples)]
+        return moved(versions, everyone, eta * np.mean([w(t - a.base) * a.delta for a in everyone], axis=0))
+
+    return step
+
+
 def said_last(arrivals: Sequence[Sent], client: int, size: int) -> Array:
     """h_i: what a client said last among these arrivals, 0 if nothing."""
     said = [a.delta for a in arrivals if a.client == client]
@@ -118,11 +130,20 @@ def decayed_sum(terms: Sequence[Array], beta: float) -> Array:
 
 
 def fadas(
-    eta: float, b1: float = 0.9, b2: float = 0.99, eps: float = 1e-8, *, unbias: bool = True, tau_c: int | None = None
+    eta: float,
+    b1: float = 0.9,
+    b2: float = 0.99,
+    eps: float = 1e-8,
+    *,
+    unbias: bool = True,
+    tau_c: int | None = None,
+    weighted: bool = False,
 ) -> Step:
-    """``tau_c`` None is the plain method, a number the delay-adaptive one."""
+    """``tau_c`` None is the plain method, a number the delay-adaptive one; ``weighted``: clients count by their examples."""
 
     def step(versions: Versions, rounds: Rounds) -> Model:
+        if weighted:
+            rounds = [[a for a in arrivals for _ in range(a.examples)] for arrivals in rounds]
         means = [np.mean([a.delta for a in arrivals], axis=0) for arrivals in rounds]
         k, t = len(means), len(versions) - 1
         m = decayed_sum(means, b1)

@@ -17,6 +17,8 @@ from fedecho.distill.student import Student
 
 NUM_CLIENTS, BUFFER_SIZE, NUM_VERSIONS = 6, 4, 50
 CLASSES, FEATURES, NUM_UNLABELED = 3, 4, 23
+EXAMPLES = (10, 99, 3, 40, 1, 7)
+"""Of each client: whoever must not count them, does not."""
 NUM_PARAMS = CLASSES * FEATURES + CLASSES
 
 
@@ -46,7 +48,7 @@ def draw_sent(rng: np.random.Generator, client: int, base: int) -> oracle.Sent:
     pull = np.sin(np.arange(NUM_PARAMS) * (client + 1.0))
     delta = 0.1 * pull + 0.2 * rng.normal(size=NUM_PARAMS)
     buffers, correction = rng.normal(size=FEATURES), rng.normal(size=NUM_PARAMS)
-    return oracle.Sent(client, base, single(delta), single(buffers), single(correction))
+    return oracle.Sent(client, base, single(delta), single(buffers), single(correction), EXAMPLES[client % len(EXAMPLES)])
 
 
 def draw_rounds(
@@ -72,7 +74,7 @@ def published(model: oracle.Model, dtype: torch.dtype = torch.float64, version: 
 def update_of(sent: oracle.Sent, dtype: torch.dtype = torch.float64) -> ClientUpdate:
     tensors = (tensor(part, dtype) for part in (sent.delta, sent.buffers, sent.correction))
     delta, buffers, correction = tensors
-    return ClientUpdate(sent.client, sent.base, delta, buffers, num_examples=1, num_steps=1, correction=correction)
+    return ClientUpdate(sent.client, sent.base, delta, buffers, num_examples=sent.examples, num_steps=1, correction=correction)
 
 
 @one_thread()

@@ -28,6 +28,7 @@ class FADAS:
 
     ``delay_adaptive``: eta / tau_max for a buffer whose largest staleness is above ``staleness_threshold`` (tau_c); the authors
     use a server_lr of 1e-3 with it. ``bias_correction`` is the authors' code; the published formula has none.
+    ``weighted``: the mean by the clients' numbers of examples.
     """
 
     buffer_size: int
@@ -39,10 +40,11 @@ class FADAS:
     delay_adaptive: bool = False
     staleness_threshold: int = 1
     combine: StepRule = "mean"
+    weighted: bool = False
 
     def __post_init__(self) -> None:
         check_buffered(self.buffer_size, self.server_lr)
-        check_rule(self.combine)
+        check_rule(self.combine, self.weighted)
         check_moments(self.beta1, self.beta2, self.eps)
         if self.staleness_threshold < 0:
             raise ValueError(f"staleness_threshold must be at least 0, got {self.staleness_threshold}")
@@ -52,7 +54,9 @@ class FADAS:
         return Moments(Buffer.empty(model), zero, zero.clone(), zero.clone())
 
     def receive(self, state: Moments, arrival: Arrival) -> Moments:
-        buffer = state.buffer.keep(arrival.update.delta, arrival.update.buffers, 1.0, self.combine)
+        update = arrival.update
+        examples = update.num_examples if self.weighted else 0.0
+        buffer = state.buffer.keep(update.delta, update.buffers, 1.0, self.combine, examples)
         return replace(state, buffer=buffer, max_staleness=max(state.max_staleness, arrival.staleness))
 
     def ready(self, state: Moments) -> bool:
@@ -60,7 +64,7 @@ class FADAS:
 
     def advance(self, state: Moments, model: GlobalModel) -> Advance[Moments]:
         step, full = state.num_steps + 1, state.buffer.combine(self.combine)
-        mean = full.delta_sum / full.size
+        mean = full.delta_sum / full.total
         first = state.first.mul_(self.beta1).add_(mean, alpha=1 - self.beta1)
         second = state.second.mul_(self.beta2).addcmul_(mean, mean, value=1 - self.beta2)
         second_max = torch.maximum(state.second_max, second, out=state.second_max)

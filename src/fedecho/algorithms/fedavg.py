@@ -9,10 +9,11 @@ from fedecho.core.types import Advance, Arrival, GlobalModel
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvg:
-    """M clients from x_t, all awaited; x += eta mean(Delta)."""
+    """M clients from x_t, all awaited; x += eta mean(Delta). ``weighted``: the mean by the clients' numbers of examples."""
 
     buffer_size: int
     server_lr: float = 1.0
+    weighted: bool = False
 
     def __post_init__(self) -> None:
         check_buffered(self.buffer_size, self.server_lr)
@@ -25,7 +26,8 @@ class FedAvg:
         return Buffer.empty(model)
 
     def receive(self, state: Buffer, arrival: Arrival) -> Buffer:
-        return state.add(arrival.update.delta, arrival.update.buffers)
+        update = arrival.update
+        return state.add(update.delta, update.buffers, examples=update.num_examples if self.weighted else 0.0)
 
     def ready(self, state: Buffer) -> bool:
         return state.size >= self.buffer_size

@@ -14,6 +14,7 @@ class FedBuff:
 
     ``staleness="constant"`` is what the FedEcho paper compares with; ``"polynomial"`` with power 1/2 is the original's weight.
     ``combine`` other than the mean is robust against a few bad clients (algorithms/robust.py).
+    ``weighted``: Delta_i counts n_i / mean(n) times, n_i its client's number of examples, on top of w(tau).
     """
 
     buffer_size: int
@@ -23,10 +24,11 @@ class FedBuff:
     slope: float = 10.0
     grace: int = 4
     combine: StepRule = "mean"
+    weighted: bool = False
 
     def __post_init__(self) -> None:
         check_buffered(self.buffer_size, self.server_lr)
-        check_rule(self.combine)
+        check_rule(self.combine, self.weighted)
         staleness_weight(self.staleness, self.power, self.slope, self.grace)
 
     def init(self, model: GlobalModel) -> Buffer:
@@ -34,7 +36,8 @@ class FedBuff:
 
     def receive(self, state: Buffer, arrival: Arrival) -> Buffer:
         weight = staleness_weight(self.staleness, self.power, self.slope, self.grace)(arrival.staleness)
-        return state.keep(arrival.update.delta, arrival.update.buffers, weight, self.combine)
+        update = arrival.update
+        return state.keep(update.delta, update.buffers, weight, self.combine, update.num_examples if self.weighted else 0.0)
 
     def ready(self, state: Buffer) -> bool:
         return state.size >= self.buffer_size

@@ -11,9 +11,14 @@ StepRule = Literal["mean", "clipped", "median", "trimmed", "krum"]
 RULES = ("mean", "clipped", "median", "trimmed", "krum")
 
 
-def check_rule(rule: str) -> None:
+def check_rule(rule: str, weighted: bool = False) -> None:
     if rule not in RULES:
         raise ValueError(f"combine must be one of {', '.join(RULES)}, got {rule!r}")
+    if weighted and rule != "mean":
+        raise ValueError(
+            f"weighted goes with combine = 'mean', got {rule!r}: a client that may claim any number of examples must not "
+            "outweigh a robust rule; set weighted = false"
+        )
 
 
 def combined(deltas: Tensor, statistics: Tensor, rule: StepRule) -> tuple[Tensor, Tensor]:
