@@ -106,6 +106,10 @@ def claiming(shape: tuple[int, ...]) -> bytes:
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no arrays": ({key: value for key, value in good().items() if key != "arrays"}, "no record 'arrays'"),
+    "two sets of arrays": (
+        {"model": good()["arrays"], "optimizer": good()["arrays"], "metrics": good()["metrics"]},
+        "no record 'arrays' among metrics, model, optimizer",
+    ),
     "no metrics": ({key: value for key, value in good().items() if key != "metrics"}, "no record 'metrics'"),
     "lacking": (changed("3.bias", None), "lack '3.bias'"),
     "shape": (changed("3.bias", Array(np.zeros(4, np.float32))), r"'3.bias' must have shape \(3,\), got \(4,\)"),
@@ -122,8 +126,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "huge": (changed("3.bias", raw(claiming((9000000000,)))), "9000000000"),
     "broken header": (changed("3.bias", raw(claiming((3,)).replace(b", }", b",  "))), "is no array"),
     "other format": (changed("3.bias", Array("float32", (3,), "torch.pickle", b"x")), "serialized as 'torch.pickle'"),
-    "no count": (good() | {"metrics": MetricRecord({"train_loss": 1.0})}, "'num-examples' must be a whole number, got None"),
-    "half a count": (good() | {"metrics": MetricRecord({"num-examples": 1.5})}, "must be a whole number, got 1.5"),
+    "no count": (good() | {"metrics": MetricRecord({"train_loss": 1.0})}, "'num-examples' must be a number, got None"),
+    "listed counts": (good() | {"metrics": MetricRecord({"num-examples": [1.5]})}, r"must be a number, got \[1.5\]"),
 }
 
 
@@ -132,6 +136,32 @@ def test_what_is_no_answer_is_refused_with_its_reason(name: str) -> None:
     records, reason = BAD[name]
     with pytest.raises(ValueError, match=reason):
         CODEC.read_answer(RecordDict(records), dispatch())
+
+
+@pytest.mark.parametrize(("told", "read"), [(16.0, 16), (16, 16), (0.25, 0.25)])
+def test_an_answer_is_read_as_flowers_own_strategies_read_it(told: float, read: float) -> None:
+    """A count that is a float, one record of each kind whatever its name, metrics that are no finite numbers."""
+    _, trained = answer_to(dispatch())
+    metrics = {"num-examples": told, "loss": float("nan"), "f1": 0.5, "per-class": [1.0, 2.0], "x" * 101: 1.0}
+    content = RecordDict({"parameters": CODEC.arrays(trained), "results": MetricRecord(metrics)})
+    got = CODEC.read_answer(content, dispatch())
+    assert bits(got.buffers) == bits(trained.buffers)
+    assert (got.num_examples, type(got.num_examples)) == (read, type(read))
+    assert got.metrics == {"f1": 0.5}
+    why = CODEC.dropped(content)
+    assert why == {
+        "loss": "it is nan",
+        "per-class": "it is a list, and only numbers are kept",
+        "x" * 101: "its name is longer than 100 characters",
+    }
+
+
+def test_a_users_arrays_keep_their_order() -> None:
+    """Clients that zip ``state_dict().keys()`` with a list of arrays know them by their place alone."""
+    names = list(module().state_dict())
+    counter = Array(np.array(4))
+    codec = Codec(LAYOUT, {"1.num_batches_tracked": counter}, order=tuple(names))
+    assert list(codec.arrays(weights())) == names
 
 
 def test_a_fortran_array_is_read_right() -> None:
@@ -167,3 +197,4 @@ def test_a_client_cannot_fill_the_record() -> None:
     many = {f"m{number}": 1.0 for number in range(1000)}
     content = CODEC.answer(replace(update, metrics=many), trained)
     assert len(CODEC.read_answer(content, dispatch()).metrics) <= 64
+    assert set(CODEC.dropped(content).values()) == {"there are more than 63"}

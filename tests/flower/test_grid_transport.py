@@ -1,5 +1,6 @@
 """The grid transport against a scripted grid: who is there, what answers what, and what is given up."""
 
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -139,6 +140,21 @@ def test_an_answer_that_cannot_be_read_is_refused() -> None:
     transport.send(dispatch())
     grid.answer(grid.orders()[0], RecordDict())
     assert transport.receive() == Refused(0, "the answer cannot be read: there is no record 'metrics' among nothing")
+
+
+def test_a_metric_that_is_not_kept_is_said_once_and_the_update_counts() -> None:
+    grid, said = ScriptedGrid(11), []
+    transport = transport_on(grid, said=said.append)
+    transport.gather()
+    for number in range(3):
+        order = dispatch(number)
+        transport.send(order)
+        update, trained = answer_to(order)
+        grid.answer(sent(grid, number), CODEC.answer(replace(update, metrics={"loss": float("nan"), "f1": 0.5}), trained))
+        got = transport.receive()
+        assert isinstance(got, ClientUpdate)
+        assert got.metrics == {"f1": 0.5}
+    assert said == ["metric 'loss' of client 0 is not kept: it is nan. Its update counts; this is said once"]
 
 
 def test_an_answer_from_another_node_is_refused() -> None:

@@ -80,10 +80,11 @@ class Admission:
         return None
 
     def _range_fault(self, update: ClientUpdate) -> Fault | None:
-        for name, most in (("num_examples", self.max_examples), ("num_steps", self.max_steps)):
-            value = getattr(update, name)
-            if type(value) is not int or not 1 <= value <= most:
-                return Fault(name, f"{name} {said(value)} is outside 1 to {most}")
+        examples, steps = update.num_examples, update.num_steps
+        if type(examples) not in (int, float) or not 0 < examples <= self.max_examples:
+            return Fault("num_examples", f"num_examples {said(examples)} is not above 0 and at most {self.max_examples}")
+        if type(steps) is not int or not 1 <= steps <= self.max_steps:
+            return Fault("num_steps", f"num_steps {said(steps)} is outside 1 to {self.max_steps}")
         return None
 
     def _metrics_fault(self, update: ClientUpdate) -> Fault | None:

@@ -54,7 +54,8 @@ class ClientUpdate:
     base_version: int
     delta: Tensor
     buffers: Tensor
-    num_examples: int
+    num_examples: float
+    """How much the client counts where updates are weighted; a fraction where a Flower client says one."""
     num_steps: int
     correction: Tensor | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)

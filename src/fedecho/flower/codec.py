@@ -1,17 +1,19 @@
 """Dispatches and updates as Flower's records and back.
 
 A dispatch is what Flower's own strategies send (``arrays``, ``config`` with ``server-round``) and an answer what every Flower
-client gives (``arrays`` with its new weights, ``metrics`` with ``num-examples``). The server subtracts its base from the new
+client gives (its new weights in one array record, ``num-examples`` in one metric record, whatever they are called). The server subtracts its base from the new
 weights, which is the client's own subtraction, to the last bit: x + (y - x) would not be y.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import Tensor
 
+from fedecho.core.admission import MAX_NAME
 from fedecho.core.layout import Layout
 from fedecho.core.types import ClientUpdate, Dispatch, GlobalModel, Weights
 from fedecho.flower.keys import (
@@ -27,6 +29,8 @@ from fedecho.flower.keys import (
     ROUND,
     SEED,
     VERSION,
+    number,
+    only_record,
     record_of,
     whole_number,
 )
@@ -41,17 +45,20 @@ Records = dict[str, ArrayRecord | MetricRecord | ConfigRecord]
 class Codec:
     """For models of one layout. ``fixed`` are arrays that travel with the model and never change (counters of a user's model).
 
-    ``config`` goes with every dispatch (a user's ``train_config``).
+    ``config`` goes with every dispatch (a user's ``train_config``). ``order`` is that of a user's own arrays, whose client may
+    know them by their place alone. With ``keep_examples`` an update's metrics hold ``num-examples`` too.
     """
 
     layout: Layout
     fixed: Mapping[str, Array] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
+    order: tuple[str, ...] = ()
+    keep_examples: bool = False
 
     def arrays(self, weights: Weights) -> ArrayRecord:
         """A model as Flower users know it."""
-        named = {name: to_array(tensor) for name, tensor in self.layout.named(weights).items()}
-        return ArrayRecord({**named, **self.fixed})
+        named = {name: to_array(tensor) for name, tensor in self.layout.named(weights).items()} | dict(self.fixed)
+        return ArrayRecord({name: named[name] for name in self.order or named})
 
     def dispatch(self, dispatch: Dispatch) -> RecordDict:
         model = dispatch.model
@@ -78,19 +85,30 @@ class Codec:
 
     def read_answer(self, content: RecordDict, dispatch: Dispatch) -> ClientUpdate:
         """The update that answers ``dispatch``. A ValueError says what cannot be read."""
-        metrics = dict(record_of(content, METRICS, content.metric_records))
-        trained = self._weights(record_of(content, ARRAYS, content.array_records))
-        told = {key: float(value) for key, value in list(metrics.items())[:MOST_METRICS] if isinstance(value, int | float)}
+        metrics = dict(only_record(content, METRICS, content.metric_records))
+        models = {name: record for name, record in content.array_records.items() if name != CORRECTION}
+        trained = self._weights(only_record(content, ARRAYS, models))
+        examples = number(metrics, NUM_EXAMPLES)
         return ClientUpdate(
             client=dispatch.client,
             base_version=dispatch.model.version,
             delta=trained.params - dispatch.model.weights.params.cpu(),
             buffers=trained.buffers,
-            num_examples=whole_number(metrics, NUM_EXAMPLES),
-            num_steps=whole_number(metrics, NUM_STEPS) if NUM_STEPS in metrics else 1,
+            num_examples=examples,
+            num_steps=_steps(metrics.get(NUM_STEPS)),
             correction=self._read_vector(content, CORRECTION),
-            metrics={key: value for key, value in told.items() if key not in (NUM_EXAMPLES, NUM_STEPS)},
+            metrics={**({NUM_EXAMPLES: float(examples)} if self.keep_examples else {}), **_usable(metrics)},
         )
+
+    def dropped(self, content: RecordDict) -> dict[str, str]:
+        """The metrics of a readable answer that are not kept, and why. The update counts all the same."""
+        metrics = dict(only_record(content, METRICS, content.metric_records))
+        kept = {NUM_EXAMPLES, NUM_STEPS, *_usable(metrics)}
+        return {
+            name: _why_not(name, value) or f"there are more than {MOST_METRICS - 1}"
+            for name, value in metrics.items()
+            if name not in kept
+        }
 
     def control(self, control: Tensor) -> ArrayRecord:
         """c_i, a client's own memory between jobs."""
@@ -113,6 +131,26 @@ class Codec:
         record = content.array_records[key]
         named = {part.name: _tensor(record, part.name, part.shape) for part in self.layout.params}
         return Layout(self.layout.params, ()).flatten(named).params
+
+
+def _steps(value: Any) -> int:
+    """Our clients say how many they made; of a foreign one it may be any metric."""
+    return int(value) if isinstance(value, int | float) and isfinite(value) else 1
+
+
+def _usable(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The finite numbers among the metrics, as many as may be kept beside the number of examples."""
+    others = {key: value for key, value in metrics.items() if key not in (NUM_EXAMPLES, NUM_STEPS)}
+    usable = {key: float(value) for key, value in others.items() if not _why_not(key, value)}
+    return dict(list(usable.items())[: MOST_METRICS - 1])
+
+
+def _why_not(name: str, value: Any) -> str:
+    if len(name) > MAX_NAME:
+        return f"its name is longer than {MAX_NAME} characters"
+    if not isinstance(value, int | float):
+        return "it is a list, and only numbers are kept"
+    return "" if isfinite(value) else f"it is {value}"
 
 
 def _tensor(record: ArrayRecord, name: str, shape: tuple[int, ...]) -> Tensor:

@@ -42,6 +42,19 @@ def record_of(content: RecordDict, key: str, records: Mapping[str, Any]) -> Any:
     return records[key]
 
 
+def only_record(content: RecordDict, key: str, records: Mapping[str, Any]) -> Any:
+    """The record of this name or, as Flower's own strategies take it, the only one of its kind whatever its name."""
+    return next(iter(records.values())) if key not in records and len(records) == 1 else record_of(content, key, records)
+
+
+def number(record: Mapping[str, Any], key: str) -> float:
+    """An int where it is whole: clients may count in floats."""
+    value = record.get(key)
+    if not isinstance(value, int | float):
+        raise ValueError(f"{key!r} must be a number, got {value!r}")
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 def whole_number(record: Mapping[str, Any], key: str) -> int:
     value = record.get(key)
     if not isinstance(value, int):

@@ -27,6 +27,8 @@ from fedecho.flower.waiting import Patience, Waiting
 
 TRAIN, QUERY = "train", "query"
 ASK_TIMES = 3
+MOST_NAMED = 20
+"""Metrics that are not kept and said so: names are a client's, who must not fill the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,7 @@ class GridTransport:
         self._asked: dict[str, Sent] = {}
         self._probes: dict[str, Sent] = {}
         self._refusals: dict[int, int] = {}
+        self._named: set[str] = set()
         self._ready: deque[Message] = deque()
 
     @property
@@ -221,8 +224,17 @@ class GridTransport:
                 if reply.metadata.src_node_id != sent.node:
                     raise ValueError(f"it comes from node {reply.metadata.src_node_id}, not {sent.node}")
                 self._ready.append(self._codec.read_answer(content_of(reply), dispatch))
+                self._name_dropped(sent.client, self._codec.dropped(content_of(reply)))
             except Exception as error:  # whatever a stranger's records make our code raise
                 self._ready.append(_refused(sent.client, error))
+
+    def _name_dropped(self, client: int, dropped: Mapping[str, str]) -> None:
+        """Once for each metric: the update counts without it."""
+        for name, why in dropped.items():
+            if name not in self._named and len(self._named) < MOST_NAMED:
+                self._named.add(name)
+                text = f"metric {name!r} of client {client} is not kept: {why}. Its update counts; this is said once"
+                self._say(one_line(text))
 
     def _too_late(self, sent: Sent, reply: FlowerMessage) -> None:
         """What the node did counts for nothing, for its slot was given to another. Only the node's own word says it is free."""

@@ -71,7 +71,7 @@ class Ready:
 @dataclass(frozen=True, slots=True)
 class Done:
     number: int
-    num_examples: int
+    num_examples: float
     num_steps: int
     has_correction: bool
     metrics: dict[str, float]

@@ -39,7 +39,7 @@ class Errand:
 class Parcel:
     """An update on its way to the server."""
 
-    num_examples: int
+    num_examples: float
     num_steps: int
     metrics: Mapping[str, float]
     arrays: Arrays
