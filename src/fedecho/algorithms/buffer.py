@@ -29,7 +29,7 @@ class Buffer:
         return cls(torch.zeros_like(model.weights.params), torch.zeros_like(model.weights.buffers))
 
     def add(self, delta: Tensor, buffers: Tensor, weight: float = 1.0, examples: float = 0.0) -> "Buffer":
-        """S += w Delta, or w n Delta with the client's n ``examples``. Statistics have no weight but n: they are averaged by value."""
+        """S += w Delta, or w n Delta with the client's n ``examples``. Statistics count by n alone: they are averaged by value."""
         count = examples or 1.0
         self.delta_sum.add_(delta, alpha=weight * count)
         self.buffers_sum.add_(buffers, alpha=count)

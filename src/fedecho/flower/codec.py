@@ -1,8 +1,8 @@
 """Dispatches and updates as Flower's records and back.
 
 A dispatch is what Flower's own strategies send (``arrays``, ``config`` with ``server-round``) and an answer what every Flower
-client gives (its new weights in one array record, ``num-examples`` in one metric record, whatever they are called). The server subtracts its base from the new
-weights, which is the client's own subtraction, to the last bit: x + (y - x) would not be y.
+client gives: its new weights in one array record, ``num-examples`` in one metric record, whatever the two are called. The server
+subtracts its base from the new weights, which is the client's own subtraction, to the last bit: x + (y - x) would not be y.
 """
 
 from collections.abc import Mapping
