@@ -14,6 +14,7 @@ from fedecho.experiments.config import ConfigError
 from fedecho.experiments.experiment import Experiment
 from fedecho.experiments.identity import check_same, is_finished
 from fedecho.experiments.record import RECORD, read_header
+from fedecho.experiments.schema import Header
 
 LOCK = ".lock"
 MODEL = "model.safetensors"
@@ -45,7 +46,7 @@ def is_deployed(header: Mapping[str, Any]) -> bool:
     return bool(header["execution"].get("executor") == "flower")
 
 
-def resumable(folder: Path) -> dict[str, Any]:
+def resumable(folder: Path) -> Header:
     """The header of a run that can go on in this process. A deployed one goes on from its app, where its nodes are."""
     header = read_header(folder)
     if is_deployed(header) and is_finished(folder):
