@@ -92,6 +92,23 @@ def test_the_mean_age_is_that_of_the_latest_words(heard: list[tuple[int, int]]) 
     assert bank.mean_age(version + 2) == pytest.approx(expected)
 
 
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), min_size=1, max_size=30), st.integers(0, 5))
+@settings(max_examples=50, deadline=None)
+def test_forgotten_clients_are_as_if_never_heard(heard: list[tuple[int, int]], age: int) -> None:
+    bank, latest, version = Bank(ROWS, CLASSES, CPU), {}, 0
+    for client, gap in heard:
+        version += gap
+        bank.put(client, logits(client), version)
+        latest[client] = version
+    bank.forget_before(version - age)
+    young = [logits(client).double() for client, at in latest.items() if version - at <= age]
+    assert len(bank) == len(young) >= 1
+    torch.testing.assert_close(bank.teacher().double(), torch.stack(young).mean(dim=0), rtol=0, atol=1e-6)
+    assert bank.mean_age(version) <= age
+    bank.put(0, logits(99), version)
+    assert bank.num_dropped == 0, "only a budget drops"
+
+
 @pytest.mark.parametrize("average", ["logits", "probabilities"])
 def test_a_reloaded_bank_goes_on_to_the_last_bit(average: str) -> None:
     bank, tensors = Bank(ROWS, CLASSES, CPU, average), {}

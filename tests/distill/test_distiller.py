@@ -3,6 +3,7 @@
 from copy import deepcopy
 from dataclasses import replace
 from itertools import chain
+from typing import Any
 
 import pytest
 import torch
@@ -210,3 +211,15 @@ def test_defaults_are_those_of_the_paper() -> None:
     assert (paper.distill_lr, paper.beta1, paper.beta2, paper.eps) == (3e-6, 0.9, 0.999, 1e-8)
     assert (paper.clip_norm, paper.alpha_min, paper.alpha_max, paper.num_steps(2000)) == (5.0, 0.2, 0.8, 40)
     assert (paper.batch_norm, paper.moments, paper.average) == ("train", "carried", "logits")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"optimizer": "lion"}, "optimizer must be 'adam' or 'sgd', got 'lion'"),
+        ({"max_teacher_age": -1}, "distiller.max_teacher_age must be at least 0"),
+    ],
+)
+def test_optimizer_and_age_out_of_range_are_refused(wrong: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        Distiller(**wrong)

@@ -269,3 +269,16 @@ def test_full_fine_tuning_keeps_the_largest_logits(task: MathInstructTask, tmp_p
     assert isinstance(student.storage, TopLogits)
     assert student.storage.k == 9
     assert student.infer(clients(student)[0])[0].shape == (int(task.position_counts().sum()), 9)
+
+
+def test_clients_last_heard_too_long_ago_are_teachers_no_more() -> None:
+    storage, layer, rows = FullLogits(V), head(), torch.tensor([0, 1])
+    banks = [TokenBank(storage, Positions(torch.tensor([2, 4])), CPU) for _ in range(2)]
+    for seed in range(5):
+        banks[0].put(seed, storage.entry(hidden(seed), layer), version=seed)
+        if seed >= 3:
+            banks[1].put(seed, storage.entry(hidden(seed), layer), version=seed)
+    banks[0].forget_before(3)
+    assert len(banks[0]) == 2
+    assert torch.equal(banks[0].teacher()[rows], banks[1].teacher()[rows])
+    assert banks[0].mean_age(4) == 0.5

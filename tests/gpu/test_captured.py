@@ -65,6 +65,8 @@ def test_the_captured_program_learns_what_the_plain_one_learns(data: Path, algor
     [
         ["algorithm.distiller.batch_norm=frozen"],
         ["task.num_unlabeled=25"],
+        ["algorithm.distiller.optimizer=sgd", "algorithm.distiller.distill_lr=0.1"],
+        ["algorithm.distiller.max_teacher_age=0"],
         ["algorithm.distiller.prior_correction=1", "algorithm.distiller.shared_prior=0.5"],
     ],
 )

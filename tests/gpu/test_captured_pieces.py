@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from fedecho import Experiment
 from fedecho.core.types import Dispatch, GlobalModel, Weights
-from fedecho.distill.captured import adam_update
+from fedecho.distill.captured import update_of
 from fedecho.distill.distiller import Adam, Distiller
 from fedecho.distill.student import Student
 from fedecho.experiments.gpu import GpuParts, gpu_settings
@@ -22,13 +23,14 @@ def near(ours: Tensor, plain: Tensor, tolerance: float) -> None:
     assert float((ours.cpu() - plain).norm() / plain.norm()) < tolerance
 
 
-def test_the_adam_update_is_the_distillers() -> None:
-    distiller, rng = Distiller(distill_lr=1e-2, beta1=0.8, beta2=0.95), torch.Generator().manual_seed(0)
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_the_update_is_the_distillers(optimizer: Any) -> None:
+    distiller, rng = Distiller(optimizer=optimizer, distill_lr=1e-2, beta1=0.8, beta2=0.95), torch.Generator().manual_seed(0)
     start, first = torch.randn(50, generator=rng), torch.randn(50, generator=rng)
     second = torch.rand(50, generator=rng)
     plain, ours = start.clone(), start.clone()
     adam, mine = Adam(first.clone(), second.clone(), 3), Adam(first.clone(), second.clone(), 3)
-    update = adam_update(distiller, EXACT)
+    update = update_of(distiller, EXACT)
     for step in range(4, 7):
         grad = torch.randn(50, generator=rng)
         adam = distiller.step(adam, plain, grad * 0.5)

@@ -241,12 +241,15 @@ class FedEcho:
     correction: float = 0.0
     floor: float = 0.01
     shared: float = 0.0
+    max_age: int | None = None
+    sgd: bool = False
     grads: list[Array] = field(default_factory=list)
 
     def teacher(self, versions: Versions, rounds: Rounds) -> tuple[Array, Array]:
         """The teacher's probabilities and hard labels on all of U."""
         latest = {}
-        for sent in (a for arrivals in rounds for a in arrivals):
+        oldest = 0 if self.max_age is None else max(len(rounds) - 1 - self.max_age, 0)
+        for sent in (a for arrivals in rounds[oldest:] for a in arrivals):
             latest[sent.client] = self.linear.logits(versions[sent.base].params + sent.delta, sent.buffers)
         priors = [self.prior(z) for z in latest.values()]
         evidence = [z - self.correction * np.log(prior) for z, prior in zip(latest.values(), priors, strict=True)]
@@ -283,5 +286,5 @@ class FedEcho:
             k = len(grads)
             m = decayed_sum(grads, self.b1) / (1 - self.b1**k)
             v = decayed_sum([g**2 for g in grads], self.b2) / (1 - self.b2**k)
-            params = params - self.lr * m / (np.sqrt(v) + self.eps)
+            params = params - self.lr * (grads[-1] if self.sgd else m / (np.sqrt(v) + self.eps))
         return Model(params, x.buffers, x.correction)

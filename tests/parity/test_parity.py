@@ -97,6 +97,13 @@ ECHOES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"prior_correction": 1.0, "shared_prior": 0.5, "average": "probabilities"},
         {"correction": 1.0, "shared": 0.5, "average": "probabilities"},
     ),
+    "current-buffer-alone": ("fedbuff-constant", {"max_teacher_age": 0}, {"max_age": 0}),
+    "at-most-three-versions-old": (
+        "fedbuff-constant",
+        {"max_teacher_age": 3, "prior_correction": 1.0, "shared_prior": 1.0},
+        {"max_age": 3, "correction": 1.0, "shared": 1.0},
+    ),
+    "plain-sgd": ("fedbuff-constant", {"optimizer": "sgd", "clip_norm": 0.5}, {"sgd": True, "nu": 0.5}),
     "over-two-passes": ("ca2fl", {"num_distill_steps": 7}, {}),
     "over-weighted-fedbuff": ("fedbuff-weighted", {}, {}),
     "over-fadas": ("fadas", {}, {}),

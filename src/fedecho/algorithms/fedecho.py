@@ -67,6 +67,8 @@ class FedEcho(Generic[S]):
         """Lines 10 to 17: the inner step makes x_hat, distillation makes x_{t+1} of it."""
         inner = self.inner.advance(state.inner, model)
         bank = state.bank
+        if self.distiller.max_teacher_age is not None:
+            bank.forget_before(model.version - self.distiller.max_teacher_age)
         teachers: dict[str, Any] = {"num_teachers": len(bank), "teacher_age": bank.mean_age(model.version)}
         if bank.num_refused:
             teachers["refused_logits"] = bank.num_refused

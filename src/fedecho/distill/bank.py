@@ -94,6 +94,11 @@ class Bank:
         self._drop_oldest()
         self.num_dropped += 1
 
+    def forget_before(self, version: int) -> None:
+        """Clients last heard before that version are teachers no more, until they are heard again."""
+        while self.heard_at and next(iter(self.heard_at.values())) < version:
+            self._drop_oldest()
+
     def _drop_oldest(self) -> None:
         dropped, heard = self.heard_at.popitem(last=False)
         self._heard_sum -= heard

@@ -54,13 +54,20 @@ class DeviceStudent:
         return self.forwards.infer(self.weights.named, self.weights.named_buffers, images, self.full)
 
 
-AdamUpdate = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
+Update = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
 
 
 @cache
-def adam_update(distiller: Distiller, precision: Precision) -> AdamUpdate:
+def update_of(distiller: Distiller, precision: Precision) -> Update:
     """As ``Distiller.step`` on a clipped gradient, with the number of steps on the device: compiled, one pass over memory."""
     beta1, beta2, eps, distill_lr = distiller.beta1, distiller.beta2, distiller.eps, distiller.distill_lr
+
+    def descend(
+        params: Tensor, low: Tensor, grad: Tensor, factor: Tensor, first: Tensor, second: Tensor, count: Tensor
+    ) -> None:
+        params.sub_(grad.float() * factor * distill_lr)
+        if low is not params:
+            low.copy_(params)
 
     def update(params: Tensor, low: Tensor, grad: Tensor, factor: Tensor, first: Tensor, second: Tensor, count: Tensor) -> None:
         clipped = grad.float() * factor
@@ -71,7 +78,7 @@ def adam_update(distiller: Distiller, precision: Precision) -> AdamUpdate:
         if low is not params:
             low.copy_(params)
 
-    return precision.compile(update, dynamic=True)
+    return precision.compile(update if distiller.optimizer == "adam" else descend, dynamic=True)
 
 
 class InferGraph:
@@ -90,7 +97,7 @@ class InferGraph:
 
 
 class TeachGraph:
-    """One distillation step on the batch under the cursor: gradient, clipping and Adam, all on the device."""
+    """One distillation step on the batch under the cursor: gradient, clipping and the optimizer, all on the device."""
 
     def __init__(self, device_student: DeviceStudent, distiller: Distiller, num_steps: int, teacher: Tensor) -> None:
         weights = device_student.weights
@@ -103,7 +110,7 @@ class TeachGraph:
         self.cursor = torch.zeros(1, dtype=torch.long, device=device)
         self.count = torch.zeros((), device=device)
         self.first, self.second = torch.zeros_like(weights.params), torch.zeros_like(weights.params)
-        self.adam = adam_update(distiller, device_student.precision)
+        self.update = update_of(distiller, device_student.precision)
         self.graph = device_student.lane.capture(self._step)
 
     def _step(self) -> None:
@@ -120,7 +127,7 @@ class TeachGraph:
         factor, vectors = clip_factor(norm, distiller.clip_norm), weights.masters[1]
         everything = [*weights.matrices, (slice(weights.num_matrix, None), vectors, vectors)]
         for (part, master, low), grad in zip(everything, [*matrix_grads, vector_grad], strict=True):
-            self.adam(master, low, grad, factor, self.first[part], self.second[part], self.count)
+            self.update(master, low, grad, factor, self.first[part], self.second[part], self.count)
         clipped = (norm > distiller.clip_norm).float()
         seen = torch.stack([parts.loss.detach(), parts.entropy, parts.soft_weight, norm, clipped])
         self.seen.index_copy_(0, self.cursor, seen[None])

@@ -39,6 +39,8 @@ class Distiller:
     probabilities (its appendix); ``batch_norm = "frozen"`` keeps the student's statistics; ``moments = "fresh"`` restarts Adam
     at each version; ``num_distill_steps = None`` is one shuffled pass over U, 0 is no distillation. ``teacher`` is how all clients'
     logits become one: the paper's mean, a median, a mean without the outer ``trim`` on each side, or one weighted by certainty.
+    Of clients last heard more than ``max_teacher_age`` versions ago none is a teacher: 0 leaves those of the current buffer.
+    ``optimizer = "sgd"`` is line 15 as Algorithm 1 prints it, params - distill_lr * clipped gradient; the paper's runs use Adam.
 
     ``prior_correction`` divides each client's own label distribution, as its predictions on U show it, out of its logits
     (distill/prior.py): 0 is the paper, 1 the full correction. ``prior_floor`` / C is the least that a class's share is taken for.
@@ -53,6 +55,7 @@ class Distiller:
     """
 
     distill_lr: float = 3e-6
+    optimizer: Literal["adam", "sgd"] = "adam"
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
@@ -66,6 +69,7 @@ class Distiller:
     moments: Literal["carried", "fresh"] = "carried"
     teacher: TeacherRule = "mean"
     trim: float = 0.2
+    max_teacher_age: int | None = None
     prior_correction: float = 0.0
     prior_floor: float = 0.01
     shared_prior: float = 0.0
@@ -101,7 +105,10 @@ class Distiller:
         if not 0 <= self.alpha_min <= self.alpha_max <= 1:
             raise ValueError(f"need 0 <= alpha_min <= alpha_max <= 1, got {self.alpha_min} and {self.alpha_max}")
         _ = self.keeping, self.correction  # say what is wrong with them
-        for name, allowed in (("batch_norm", ("train", "frozen")), ("moments", ("carried", "fresh"))):
+        if self.max_teacher_age is not None and self.max_teacher_age < 0:
+            raise ValueError(f"distiller.max_teacher_age must be at least 0 (the current buffer's), got {self.max_teacher_age}")
+        choices = {"batch_norm": ("train", "frozen"), "moments": ("carried", "fresh"), "optimizer": ("adam", "sgd")}
+        for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be {allowed[0]!r} or {allowed[1]!r}, got {getattr(self, name)!r}")
 
@@ -137,8 +144,11 @@ class Distiller:
         return torch.stack([parts.loss.detach(), parts.entropy, parts.soft_weight, norm, clipped])
 
     def step(self, adam: Adam, params: Tensor, grad: Tensor) -> Adam:
-        """One Adam step in place."""
+        """One step of the optimizer in place; plain SGD has no use for the moments."""
         count = adam.num_steps + 1
+        if self.optimizer == "sgd":
+            params.sub_(grad, alpha=self.distill_lr)
+            return replace(adam, num_steps=count)
         adam.first.lerp_(grad, 1 - self.beta1)
         adam.second.mul_(self.beta2).addcmul_(grad, grad, value=1 - self.beta2)
         scale = (adam.second / (1 - self.beta2**count)).sqrt_().add_(self.eps)

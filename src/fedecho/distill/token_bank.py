@@ -42,6 +42,11 @@ class TokenBank:
         self.entries[client] = entry
         self.heard_at[client] = version
 
+    def forget_before(self, version: int) -> None:
+        """Clients last heard before that version are teachers no more, until they are heard again."""
+        for client in [client for client, heard in self.heard_at.items() if heard < version]:
+            del self.entries[client], self.heard_at[client]
+
     def teacher(self) -> TokenTeacher:
         """Line 14."""
         if not self.entries:
