@@ -353,3 +353,19 @@ def test_an_attack_is_not_deployed() -> None:
     experiment = replace(small("fedbuff"), attack=Attack(kind="sign_flip"))
     with pytest.raises(ConfigError, match=r"attack.kind = 'sign_flip' is the simulator's"):
         run(experiment, grid_for(experiment), None)
+
+
+def test_other_software_goes_on_only_where_it_is_allowed(tmp_path: Path) -> None:
+    experiment = small("fedbuff")
+    grid = grid_for(experiment)
+    killed_after(grid, 0)
+    with pytest.raises(KilledError):
+        run(experiment, grid, tmp_path)
+    record = tmp_path / "run.jsonl"
+    assert {"source", "numpy", "cpu", "flwr"} <= set(read_header(tmp_path)["software"])
+    record.write_text(record.read_text().replace(f'"torch":"{torch.__version__}"', '"torch":"2.0.1"', 1))
+    with pytest.raises(ConfigError, match=r"was computed by torch 2\.0\.1, and is now to go on with torch .* --other-software"):
+        run(experiment, grid_for(experiment), tmp_path)
+    assert run(experiment, grid_for(experiment), tmp_path, other_software=True).num_versions == experiment.num_versions
+    (line,) = [line for line in read_record(tmp_path) if line["event"] == "software"]
+    assert line["software"]["torch"] == torch.__version__

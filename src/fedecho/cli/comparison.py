@@ -16,6 +16,7 @@ from fedecho.cli.console import (
     Deterministic,
     DeviceOption,
     ExecutorOption,
+    OtherSoftware,
     PrecisionOption,
     Quiet,
     Settings,
@@ -62,6 +63,7 @@ def compare(
     address: AddressOption = None,
     precision: PrecisionOption = "bf16",
     deterministic: Deterministic = False,
+    other_software: OtherSoftware = False,
     folder: Annotated[Path | None, typer.Option("--out", help="Finished runs in it are kept, stopped ones resumed.")] = None,
     data_dir: DataDir = None,
     track: Track = None,
@@ -78,7 +80,7 @@ def compare(
         methods, given = names(algorithms), settings or []
         taken = settings_of_methods(source, methods, given)
         target = folder or Path("runs") / f"compare-{Path(source).stem}"
-        execution = execution_options(executor, workers, precision, deterministic, device, address)
+        execution = execution_options(executor, workers, precision, deterministic, device, address, other_software)
         plan = [
             Planned(
                 f"{algorithm} seed {seed}",

@@ -66,6 +66,9 @@ AddressOption = Annotated[
 ]
 PrecisionOption = Annotated[str, typer.Option("--precision", help="On a GPU: bf16 or fp32.")]
 Deterministic = Annotated[bool, typer.Option("--deterministic", help="On a GPU: the same bytes every time, slower.")]
+OtherSoftware = Annotated[
+    bool, typer.Option("--other-software", help="Go on with runs that other software began; their records will say so.")
+]
 CheckpointEvery = Annotated[float, typer.Option("--checkpoint-every", metavar="SECONDS", help="Real time between checkpoints.")]
 
 DataDir = Annotated[
@@ -160,10 +163,11 @@ def execution_options(
     deterministic: bool,
     device: str | None = None,
     address: str | None = None,
+    other_software: bool = False,
 ) -> dict[str, Any]:
     """Checked before any work is done."""
     told: Any = {"executor": executor, "workers": workers, "precision": precision, "deterministic": deterministic}
-    told |= {"device": device, "address": address}
+    told |= {"device": device, "address": address, "other_software": other_software}
     Execution(**told)
     return dict(told)
 

@@ -6,7 +6,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from fedecho.cli.console import fail, friendly, out, say
+from fedecho.cli.console import OtherSoftware, fail, friendly, out, say
 from fedecho.experiments.config import ConfigError
 
 Ca = Annotated[Path | None, typer.Option("--ca", help="The authority's certificate, ca.crt.")]
@@ -93,6 +93,7 @@ def submit(
         list[str] | None,
         typer.Option("--run-config", metavar="PAIRS", help="The app's own settings: 'num-server-rounds=9', or a TOML file."),
     ] = None,
+    other_software: OtherSoftware = False,
     register: Annotated[list[Path] | None, typer.Option("--register", help="First let in a node by its public key.")] = None,
 ) -> None:
     """Run an app on a SuperLink and wait for its end; the exit code is the run's."""
@@ -102,6 +103,7 @@ def submit(
         from fedecho.flower.launch import Control, RunFailedError, Tls
 
         ours = {"out": ("--out", str(run_out.absolute()) if run_out else None), "versions": ("--versions", versions)}
+        ours["other-software"] = ("--other-software", other_software or None)
         told = key_values("--run-config", run_config or (), ours)
         check_run_config(app, told)
         control = Control.to(address, Tls.checked(insecure, ca=ca))

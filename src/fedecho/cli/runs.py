@@ -17,6 +17,7 @@ from fedecho.cli.console import (
     Deterministic,
     DeviceOption,
     ExecutorOption,
+    OtherSoftware,
     PrecisionOption,
     Quiet,
     Settings,
@@ -115,6 +116,7 @@ def resume(
     executor: Annotated[str | None, typer.Option("--executor", help="By default, where it ran before.")] = None,
     workers: WorkersOption = None,
     address: AddressOption = None,
+    other_software: OtherSoftware = False,
     checkpoint_every: CheckpointEvery = CHECKPOINT_S,
     data_dir: DataDir = None,
     track: Track = None,
@@ -130,7 +132,8 @@ def resume(
             _say_finished(folder, manner)
             return
         options = _as_before(resumable(folder)["execution"], executor, workers, address)
-        _finish(folder, None, options | {"checkpoint_s": checkpoint_every}, manner)
+        options |= {"checkpoint_s": checkpoint_every, "other_software": other_software}
+        _finish(folder, None, options, manner)
 
 
 def export(

@@ -20,6 +20,7 @@ from fedecho.cli.console import (
     Deterministic,
     DeviceOption,
     ExecutorOption,
+    OtherSoftware,
     PrecisionOption,
     Settings,
     Source,
@@ -73,6 +74,7 @@ def table(
     address: AddressOption = None,
     precision: PrecisionOption = "bf16",
     deterministic: Deterministic = False,
+    other_software: OtherSoftware = False,
     checkpoint_every: CheckpointEvery = CHECKPOINT_S,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run and how long it takes.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Run nothing: show what there is.")] = False,
@@ -90,7 +92,8 @@ def table(
         paper, chosen = replace(TABLES[name], own=tuple(settings or ())), numbers(seeds, "--seeds")
         cells = _picked(paper, chosen, only or [], without or [])
         missing = _missing(cells, results)
-        options, at_once = execution_options(executor, workers, precision, deterministic, device, address), check_jobs(jobs)
+        options = execution_options(executor, workers, precision, deterministic, device, address, other_software)
+        at_once = check_jobs(jobs)
         if dry_run:
             _announce(paper, missing, results, chosen)
             return

@@ -27,3 +27,13 @@ def arrays_sha256(arrays: Iterable[NDArray[Any] | None]) -> str:
         if array is not None:
             whole.update(np.ascontiguousarray(array).data)
     return whole.hexdigest()
+
+
+@cache
+def source_sha256() -> str:
+    """Of this package's own source files, with their names: a version number does not tell of an edit."""
+    package, whole = Path(__file__).parents[1], sha256()
+    for path in sorted(package.rglob("*.py")):
+        with path.open("rb") as file:
+            whole.update(f"{path.relative_to(package).as_posix()} {file_digest(file, 'sha256').hexdigest()}\n".encode())
+    return whole.hexdigest()

@@ -14,6 +14,7 @@ from fedecho.experiments.identity import check_same, config_of, is_finished
 from fedecho.experiments.led import Say, Tell
 from fedecho.experiments.record import RECORD, read_header
 from fedecho.experiments.run import simulate
+from fedecho.experiments.software import check_software
 from fedecho.experiments.standstill import DivergedError
 from fedecho.experiments.state import Following, RunState
 from fedecho.experiments.summary import Summary
@@ -58,6 +59,9 @@ def run_all(plan: list[Planned], *, jobs: int, see: See, say: Say = lambda text:
             check_same(planned.folder, planned.experiment)
             check_same_arithmetic(planned.folder, read_header(planned.folder)["execution"], Execution(**planned.execution))
     missing = [planned for planned in plan if not is_finished(planned.folder) and not planned.why_diverged]
+    for planned in missing:
+        if (planned.folder / RECORD).exists():
+            check_software(planned.folder, planned.execution.get("other_software", False))
     if missing:
         beside({planned.label: partial(_run_one, planned) for planned in missing}, jobs=jobs, see=see, say=say)
     diverged = {planned.label: why for planned in plan if (why := planned.why_diverged)}

@@ -40,6 +40,8 @@ class Execution:
     device: DeviceName | None = None
     address: str | None = None
     gpus: tuple[str, ...] | None = None
+    other_software: bool = False
+    """Go on with a run of other software all the same; its record will say so."""
 
     def __post_init__(self) -> None:
         if self.executor not in EXECUTORS:

@@ -1,6 +1,5 @@
 """What a run is: its configuration, the header of its record, and the digest of its model."""
 
-import platform
 import sys
 import time
 from collections.abc import Mapping
@@ -9,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from fedecho.core.digest import arrays_sha256, file_sha256
 from fedecho.core.types import Weights
@@ -19,11 +17,10 @@ from fedecho.experiments.described import described
 from fedecho.experiments.experiment import Experiment
 from fedecho.experiments.record import Line, read_header
 from fedecho.experiments.schema import Header
+from fedecho.experiments.software import software
 from fedecho.experiments.summary import SUMMARY
 from fedecho.simulation.runtimes import ClientRuntimes
-from fedecho.version import __version__
 
-LIBRARIES = ("transformers", "tokenizers", "peft", "triton")
 MODEL_FILES = "model files"
 MOST_LISTED = 10_000
 """Above so many clients a header does not name each of them."""
@@ -115,19 +112,6 @@ def notes_of(task: Any) -> dict[str, str]:
     """What a task wants said beside its numbers: its model, its prompt, what stands in for what."""
     files = {MODEL_FILES: task.model_files} if hasattr(task, "model_files") else {}
     return {**getattr(task, "notes", {}), **files}
-
-
-def software() -> dict[str, str]:
-    """Versions of all that may change a number; of some libraries, where they were used."""
-    used = {name: sys.modules[name].__version__ for name in LIBRARIES if name in sys.modules}
-    return {
-        "fedecho": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        **used,
-        "platform": platform.platform(),
-    }
 
 
 def header_of(simulation: Simulation, config: Line | None, execution: Line) -> Line:

@@ -25,6 +25,7 @@ from fedecho.experiments.judge import Judge
 from fedecho.experiments.record import RECORD, Line, Mark, Record, arrivals_digest, noting, read_header
 from fedecho.experiments.saved import restored
 from fedecho.experiments.signals import stop_signals
+from fedecho.experiments.software import check_software, note_software
 from fedecho.experiments.standstill import Standstill
 from fedecho.experiments.state import Watch
 from fedecho.experiments.stopwatch import TimedTransport
@@ -68,6 +69,7 @@ def simulate(
     deterministic: bool = False,
     device: DeviceName | None = None,
     address: str | None = None,
+    other_software: bool = False,
     checkpoint_s: float = CHECKPOINT_S,
     watch: Watch | None = None,
     say: Callable[[str], None] = lambda text: None,
@@ -76,7 +78,8 @@ def simulate(
 
     The result is the same, to the last bit, for ``serial``, ``pool`` and ``ray``, any number of workers, and after any number of
     stops. ``cuda`` has the same schedule and draws and rounds in its own way; ``deterministic`` makes it do so equally every time.
-    With ``device="cuda"`` the workers of a pool, or of the Ray cluster at ``address``, have a GPU each.
+    With ``device="cuda"`` the workers of a pool, or of the Ray cluster at ``address``, have a GPU each. A run that other software
+    began is refused, unless ``other_software`` allows it.
     """
     folder = None if out is None else Path(out)
     refuse_while_importing()
@@ -85,7 +88,7 @@ def simulate(
     if not checkpoint_s >= 0:
         raise ConfigError(f"--checkpoint-every must be at least 0 seconds, got {checkpoint_s}")
     how: Any = {"precision": precision, "deterministic": deterministic, "device": device, "address": address}
-    execution = Execution(executor=executor, workers=workers, **how)
+    execution = Execution(executor=executor, workers=workers, other_software=other_software, **how)
     with ExitStack() as stack:
         if folder is not None:
             check_folder(folder, experiment, resume)
@@ -93,6 +96,7 @@ def simulate(
             check_folder(folder, experiment, resume)  # again: a moment ago it may have been somebody else's
             if resume:
                 check_same_arithmetic(folder, read_header(folder)["execution"], execution, STAY)
+                check_software(folder, other_software)
         stack.enter_context(one_thread())
         simulation = stack.enter_context(assembled(experiment, execution, say))
         stop = stack.enter_context(stop_signals(say))
@@ -173,6 +177,7 @@ class _Run:
             if mark is None:
                 say(f"there is no checkpoint in {self.folder} yet: the run begins anew")
             self.record = Record.continued(self.folder, runtimes, mark, every)
+            note_software(self.record, self.folder, say)
             if self.tally.accepted < self.simulation.server.counts["accepted"]:  # a checkpoint from before there were tallies
                 self.tally = Tally.of(self.record.lines())
         else:

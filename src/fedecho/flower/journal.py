@@ -1,6 +1,5 @@
 """A deployed run's folder: the record, checkpoints and summary of a simulation, kept while the run goes on over a network."""
 
-import platform
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import flwr
-import torch
 
 from fedecho.core.checkpoint import save_checkpoint
 from fedecho.core.drive import Moment
@@ -25,10 +23,10 @@ from fedecho.experiments.identity import is_finished
 from fedecho.experiments.record import RECORD, Line, Mark, Record, arrivals_digest, read_header, read_record
 from fedecho.experiments.saved import restored
 from fedecho.experiments.schema import Header, Spent
+from fedecho.experiments.software import check_software, note_software, software
 from fedecho.experiments.summary import Summary, staleness
 from fedecho.flower.transport import GridTransport
 from fedecho.learning.privacy import Privacy
-from fedecho.version import __version__
 
 IN_FLIGHT = "in flight when the server stopped"
 SAVE_SHARE = 20
@@ -46,6 +44,8 @@ class Identity:
     config: Line | None = None
     header: Line = field(default_factory=dict)
     privacy: Privacy = field(default_factory=Privacy)
+    other_software: bool = False
+    """Go on with a run of other software all the same; its record will say so."""
 
 
 class _Nodes:
@@ -97,11 +97,14 @@ class Journal:
             return Record.new(self.folder, _Nodes(), self._header())
         there = read_header(self.folder)
         self._check_same(self.folder, there)
+        check_software(self.folder, self.identity.other_software)
         self._config = there.get("config")  # as its checkpoints know it, with the settings of its time
         self.resumed = True
         mark = restored(self.folder, self.server, self._state(Mark(0, None)), self._take, self._say)
         self.earlier_reports += self._reports_behind(self.folder, None if mark is None else mark.position)
-        return Record.continued(self.folder, _Nodes(), mark)
+        record = Record.continued(self.folder, _Nodes(), mark)
+        note_software(record, self.folder, self._say)
+        return record
 
     def _reports_behind(self, folder: Path, position: int | None) -> Counter[int]:
         """Of the lines that are cut off, and one of every client that may have been sent a job since and has no open one."""
@@ -196,7 +199,6 @@ class Journal:
         return "" if self._config is None else fingerprint(self._config)
 
     def _header(self) -> Line:
-        software = {"fedecho": __version__, "flwr": flwr.__version__, "python": platform.python_version()}
         return {
             "format": 1,
             "clock": "real",
@@ -206,7 +208,7 @@ class Journal:
             "seed": self.identity.seed,
             "num_versions": self.identity.num_versions,
             "execution": {"executor": "flower", "workers": self.server.concurrency},
-            "software": software | {"torch": torch.__version__, "platform": platform.platform()},
+            "software": software(flwr=flwr.__version__),
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "num_params": self.layout.num_params,
             **self.identity.header,

@@ -23,6 +23,8 @@ class Settings:
     """Changes to the recipe, ``task.num_clients=6 concurrency=5``."""
     out: str = ""
     """The server's run folder. A run that was stopped there goes on. Empty: nothing is kept."""
+    other_software: bool = False
+    """Go on with a run that other software began; its record will say so."""
     min_nodes: int = 1
     timeout_s: float = 3600.0
     worker: bool = True

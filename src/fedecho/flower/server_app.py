@@ -42,7 +42,14 @@ def make_server_app(experiment: Callable[[Mapping[str, Any]], Experiment] = from
             torch.set_num_threads(settings.threads)
         waiting = Waiting(min_nodes=settings.min_nodes, timeout_s=settings.timeout_s)
         out = Path(settings.out) if settings.out else None
-        summary = run_experiment(grid, experiment(context.run_config), waiting, out, lambda text: log(INFO, text))
+        summary = run_experiment(
+            grid,
+            experiment(context.run_config),
+            waiting,
+            out,
+            lambda text: log(INFO, text),
+            other_software=settings.other_software,
+        )
         log(INFO, "accuracy %.2f %%, staleness %.2f", 100 * summary.last10_accuracy, summary.mean_staleness)
 
     return app
@@ -54,6 +61,7 @@ def run_experiment(
     waiting: Waiting | None = None,
     out: Path | None = None,
     say: Say = lambda text: None,
+    other_software: bool = False,
     **options: Any,
 ) -> Summary:
     """The experiment with its clients on a grid; ``runtimes`` and ``faults`` are the simulator's and play no part."""
@@ -69,7 +77,7 @@ def run_experiment(
         network.load(model.weights)
         return dict(experiment.task.evaluate(network.module.eval()))
 
-    journal = Journal(_identity(experiment), server, transport, network.layout, out, say)
+    journal = Journal(_identity(experiment, other_software), server, transport, network.layout, out, say)
     if journal.resumed:
         say(f"going on from version {server.model.version} of the run in {out}")
     try:
@@ -110,7 +118,7 @@ def _telling(num_versions: int, say: Say) -> Callable[[Moment, dict[str, Any] | 
     return watch
 
 
-def _identity(experiment: Experiment) -> Identity:
+def _identity(experiment: Experiment, other_software: bool) -> Identity:
     task = experiment.task
     return Identity(
         name=experiment.name,
@@ -120,6 +128,7 @@ def _identity(experiment: Experiment) -> Identity:
         config=config_of(experiment),
         header={"num_unlabeled": task.num_unlabeled, "notes": notes_of(task)},
         privacy=experiment.privacy,
+        other_software=other_software,
     )
 
 

@@ -55,6 +55,8 @@ class AsyncStrategy:
     folder: str | Path | None = None
     admission: Admission = field(default_factory=Admission)
     waiting: Waiting = field(default_factory=Waiting)
+    other_software: bool = False
+    """Go on with a run in ``folder`` that other software began; its record will say so."""
     ask_partition: bool = False
     """Ask nodes for their ``partition-id`` (the ClientApp must answer queries, as ours does), or number them as they come."""
 
@@ -99,7 +101,14 @@ class AsyncStrategy:
             grid=grid, codec=codec, num_clients=self.num_clients, waiting=waiting, ask=self.ask_partition, say=_say
         )
         name = name_of(self.algorithm)
-        identity = Identity(name=name, algorithm=name, seed=self.seed, num_versions=num_rounds, config=self._described())
+        identity = Identity(
+            name=name,
+            algorithm=name,
+            seed=self.seed,
+            num_versions=num_rounds,
+            config=self._described(),
+            other_software=self.other_software,
+        )
         journal = Journal(identity, server, transport, layout, None if self.folder is None else Path(self.folder), _say)
         result, state = Result(), RunState(num_rounds)
         gathered = _Gathered(result)

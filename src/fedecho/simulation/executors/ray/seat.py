@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedecho.core.digest import source_sha256
 from fedecho.core.types import Dispatch, GlobalModel, Weights
 from fedecho.learning.trainer import Trainer
 from fedecho.simulation.executors.bench import Bench, bench_of, told
@@ -113,9 +114,9 @@ class Seat:
 
 
 def software() -> dict[str, str]:
-    """What must be the same everywhere."""
+    """What must be the same everywhere, an edit of our source too: else a client's update would depend on where it was made."""
     versions = {"fedecho": __version__, "torch": torch.__version__.partition("+")[0], "numpy": np.__version__}
-    return {**versions, "python": platform.python_version()}
+    return {**versions, "source": source_sha256()[:16], "python": platform.python_version()}
 
 
 def arrays_of(first: Tensor, buffers: Tensor, last: Tensor | None) -> Arrays:
