@@ -171,11 +171,26 @@ def test_the_record_names_libraries_and_weights_and_a_resume_wants_the_same(
     record.write_text(record.read_text().replace(f"{weights}, tokenizer {tokenizer}", weights))
     assert resume(tmp_path / "run").summary.notes == header["notes"]
     commit = "0123456789abcdef0123456789abcdef01234567"
-    assert files_of(Path(f"hub/models--a--b/snapshots/{commit}")) == f"hub commit {commit}"
+    _the_hubs_cache_is_hashed_too(world, tmp_path / "hub" / "models--a--b", commit)
     for own in ("snapshots/step-100", f"snapshots/{commit}", "models--a--b/snapshots/step-100"):
         folder = tmp_path / own
         shutil.copytree(world / "tiny-llama", folder)
         assert files_of(folder).startswith("sha256 "), "whoever keeps checkpoints in a folder of that name may change them"
+
+
+def _the_hubs_cache_is_hashed_too(world: Path, cache: Path, commit: str) -> None:
+    """Its snapshots are links into blobs, which anybody may change and keep their names."""
+    blobs, snapshot = cache / "blobs", cache / "snapshots" / commit
+    shutil.copytree(world / "tiny-llama", blobs)
+    snapshot.mkdir(parents=True)
+    for blob in blobs.iterdir():
+        (snapshot / blob.name).symlink_to(blob)
+    own = files_of(world / "tiny-llama")
+    assert files_of(snapshot) == f"hub commit {commit}, {own}"
+    weights = blobs / "model.safetensors"
+    kept = weights.read_bytes()
+    weights.write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))
+    assert files_of(snapshot) != f"hub commit {commit}, {own}"
 
 
 def test_tables_name_every_stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

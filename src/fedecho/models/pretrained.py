@@ -91,15 +91,15 @@ def _from_hub(name: str) -> Path:
 
 
 def files_of(folder: Path) -> str:
-    """Which model this is: the commit at the hub, or the SHA-256 of the configuration and the weights, and that of the tokenizer.
+    """Which model this is: the SHA-256 of the configuration and the weights, and that of the tokenizer; before them its commit at
+    the hub, if it lies where the hub's cache would keep it. Anybody may change what lies there, so its name alone says little.
 
     Records of before have the first alone, which is how this begins.
     """
     cached = folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--")
-    if cached and COMMIT.fullmatch(folder.name):  # the hub's cache names its folders by commit
-        return f"hub commit {folder.name}"
+    commit = f"hub commit {folder.name}, " if cached and COMMIT.fullmatch(folder.name) else ""
     words = sorted({path for pattern in WORDS for path in folder.glob(pattern) if path.is_file()})
-    return f"{_digest([folder / CONFIG, *sorted(folder.glob('*.safetensors'))])}, tokenizer {_digest(words)}"
+    return f"{commit}{_digest([folder / CONFIG, *sorted(folder.glob('*.safetensors'))])}, tokenizer {_digest(words)}"
 
 
 def _digest(paths: Iterable[Path]) -> str:
