@@ -274,28 +274,31 @@ def _entries(key: Check, item: Check) -> Check:
 
 def _table(cls: Any) -> Check:
     """Of a TypedDict or a dataclass: the fields it must have, those it may have, and perhaps numbers beside them."""
-    hints = get_type_hints(cls, include_extras=True)
+    hints = {"event": str, **get_type_hints(cls, include_extras=True)}
     needed = _needed(cls)
-    known = [(name, _check(get_args(hint)[0] if get_origin(hint) is NotRequired else hint)) for name, hint in hints.items()]
-    names, beside = hints.keys(), _check(Finite) if cls in NUMBERS_BESIDE else None
+    rules = {name: _rule(get_args(hint)[0] if get_origin(hint) is NotRequired else hint) for name, hint in hints.items()}
+    beside = _rule(Finite if cls in NUMBERS_BESIDE else Any)
 
     def check(value: Any) -> None:
         if type(value) is not dict:
             raise Misfit("", "a table", value)
-        name = ""
-        try:
-            for name, each in known:
-                if name in value:
-                    each(value[name])
-                elif name in needed:
-                    raise Misfit("", "")
-            if beside is not None and len(value) > len(needed):
-                for name in value.keys() - names - {"event"}:
-                    beside(value[name])
-        except Misfit as error:
-            raise error.under(name) from None
+        for name, each in value.items():
+            types, test, exact = rules.get(name, beside)
+            if type(each) not in types or not (test is None or test(each)):
+                try:
+                    exact(each)
+                except Misfit as error:
+                    raise error.under(name) from None
+        if not needed <= value.keys():
+            raise Misfit(next(name for name in rules if name in needed and name not in value), "")
 
     return check
+
+
+def _rule(hint: Any) -> tuple[tuple[type, ...], Callable[[Any], bool] | None, Check]:
+    """A check, and before it, of a plain value, its types and test: there are millions of lines."""
+    kind = PLAIN.get(hint) or next((each for each in get_args(hint) if isinstance(each, Kind)), None)
+    return ((), None, _check(hint)) if kind is None else (kind.types, kind.test, kind.check)
 
 
 def _needed(cls: Any) -> frozenset[str]:
