@@ -155,7 +155,7 @@ def test_a_binary_label_out_of_range_is_refused(tmp_path: Path) -> None:
 
 def test_a_file_larger_than_any_official_one_is_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cifar, "MAX_BYTES", 1000)
-    with pytest.raises(ValueError, match="data_batch_1: has more than 1000 bytes"):
+    with pytest.raises(ValueError, match="data_batch_1: it has more than 1000 bytes"):
         read_cifar10(folder)
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from fedecho.cli.console import OtherSoftware, fail, friendly, out, say
+from fedecho.core.user_files import MIB, check_file
 from fedecho.experiments.config import ConfigError
 
 Ca = Annotated[Path | None, typer.Option("--ca", help="The authority's certificate, ca.crt.")]
@@ -108,7 +109,7 @@ def submit(
         check_run_config(app, told)
         control = Control.to(address, Tls.checked(insecure, ca=ca))
         for key in register or ():
-            control.register(key)
+            control.register(check_file(key, MIB))
         run = control.submit(app, told)
         say(f"run {run}; `flwr log` shows what the server says")
         last = ""

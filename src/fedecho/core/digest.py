@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedecho.core.user_files import opened
+
 
 def file_sha256(path: Path) -> str:
     """Once for each state of a file: weights are gigabytes."""
@@ -17,7 +19,7 @@ def file_sha256(path: Path) -> str:
 
 @cache
 def _digest(path: Path, changed_ns: int) -> str:
-    with path.open("rb") as file:
+    with opened(path) as file:
         return file_digest(file, "sha256").hexdigest()
 
 

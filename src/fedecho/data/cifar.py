@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fedecho.core.user_files import FileError, opened, read_bytes
 from fedecho.data.images import Images, Labels, Pixels
 from fedecho.data.locate import MissingDataError, remedy
 
@@ -71,8 +72,6 @@ def _path(folder: Path, name: str, layout: Layout) -> Path:
 
 def _read_file(path: Path, layout: Layout) -> tuple[Pixels, Labels]:
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise ValueError(f"{path}: has more than {MAX_BYTES} bytes, and no official file has as many")
         planes, labels = (_binary if path.suffix == ".bin" else _pickled)(path, layout)
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror or error}") from None
@@ -85,7 +84,7 @@ def _read_file(path: Path, layout: Layout) -> tuple[Pixels, Labels]:
 
 def _binary(path: Path, layout: Layout) -> tuple[Pixels, Labels]:
     record = layout.label_bytes + IMAGE_BYTES
-    content = np.fromfile(path, np.uint8)
+    content = np.frombuffer(read_bytes(path, MAX_BYTES), np.uint8)
     if not len(content) or len(content) % record:
         raise ValueError(f"{path}: must hold images of {record} bytes each, got {len(content)} bytes; it is cut short")
     records = content.reshape(-1, record)
@@ -110,9 +109,9 @@ def _pickled(path: Path, layout: Layout) -> tuple[Pixels, Labels]:
 
 def _unpickled(path: Path) -> Any:
     try:
-        with path.open("rb") as file:
+        with opened(path, MAX_BYTES) as file:
             return _ArrayUnpickler(file, encoding="bytes").load()
-    except OSError:
+    except (OSError, FileError):
         raise
     except Exception as error:  # a damaged pickle raises whatever it likes
         raise ValueError(f"{path}: no pickle of CIFAR's ({str(error) or type(error).__name__})") from None

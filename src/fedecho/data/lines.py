@@ -5,6 +5,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedecho.core.user_files import FileError, read_bytes
+
 
 class BadLine(ValueError):  # noqa: N818 (a line, said in one line)
     """Something in a file that cannot be read, where it stands and what was expected."""
@@ -16,14 +18,13 @@ class BadLine(ValueError):  # noqa: N818 (a line, said in one line)
 def read_text(path: Path) -> str:
     """UTF-8, with or without a byte-order mark."""
     try:
-        return path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise ValueError(f"there is no file {path}{'' if path.is_absolute() else f' in {Path.cwd()}'}") from None
+        return read_bytes(path).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+    except FileError as error:
+        where = "" if path.is_absolute() else f" in {Path.cwd()}"
+        raise ValueError(f"there is no file {path}{where}" if error.missing else str(error)) from None
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise BadLine(path, line, f"no UTF-8 text ({error.reason}): save the file as UTF-8") from None
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}") from None
 
 
 def jsonl(path: Path, wanted: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fedecho.core.digest import file_sha256
+from fedecho.core.user_files import MIB, read_bytes
 
 PAPER_MODEL = "google/ddpm-cifar10-32"
 
@@ -16,8 +17,8 @@ def beside(array: Path, ending: str) -> Path:
 def origin_of(array: Path) -> dict[str, Any] | None:
     """What is written beside an array; None if there is nothing, or if it speaks of another array."""
     try:
-        found = json.loads(beside(array, ".json").read_text())
-    except (OSError, ValueError):
+        found = json.loads(read_bytes(beside(array, ".json"), MIB))
+    except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) and found.get("sha256") == file_sha256(array) else None
 

@@ -5,6 +5,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from fedecho.core.user_files import MIB, check_file, read_bytes
 from fedecho.data.images import Images, Labels, Pixels, Rows, taken
 from fedecho.data.locate import MissingDataError, remedy
 
@@ -23,7 +24,7 @@ def map_stl10(folder: Path, split: Split) -> Pixels:
     if not size or size % IMAGE_BYTES:
         raise ValueError(f"{path}: must hold images of {IMAGE_BYTES} bytes each, got {size} bytes; it is cut short")
     try:
-        content = np.memmap(path, np.uint8, "r")
+        content = np.memmap(check_file(path), np.uint8, "r")
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror or error}") from None
     # Each plane is stored column by column.
@@ -40,10 +41,7 @@ def read_stl10(folder: Path, split: Split, rows: Rows | None = None, size: int =
 
 
 def _labels(path: Path, num_images: int) -> Labels:
-    try:
-        labels = np.fromfile(_present(path), np.uint8).astype(np.int64)
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror or error}") from None
+    labels = np.frombuffer(read_bytes(_present(path), MIB), np.uint8).astype(np.int64)
     if len(labels) != num_images:
         raise ValueError(f"{path}: must hold the labels of {num_images} images, got {len(labels)}")
     wrong = np.flatnonzero((labels < 1) | (labels > NUM_CLASSES))

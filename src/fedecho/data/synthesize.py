@@ -24,6 +24,7 @@ from torch.nn import functional
 from fedecho.core.checkpoint import write_atomically
 from fedecho.core.digest import file_sha256
 from fedecho.core.rng import torch_rng
+from fedecho.data.lines import json_of, read_text, with_keys
 from fedecho.data.origin import PAPER_MODEL, beside
 
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
@@ -118,7 +119,7 @@ def _fetch(name: str, download: Callable[[str], str]) -> Path:
 def _check_unconditional(model: str, folder: Path, diffusers: Any) -> None:
     if not (folder / INDEX).is_file():
         raise ValueError(f"{model} holds no {INDEX}: give a folder that a diffusers pipeline was saved into")
-    kind = json.loads((folder / INDEX).read_text()).get("_class_name")
+    kind = _table(folder / INDEX).get("_class_name")
     # A pipeline that this diffusers does not know, or lacks packages for, takes none of the needed arguments either.
     accepted = set(inspect.signature(getattr(diffusers, str(kind), object).__call__).parameters)
     if not accepted >= NEEDED or "prompt" in accepted:
@@ -163,7 +164,7 @@ def _is_finished(out: Path, parts: Path, settings: dict[str, Any]) -> bool:
         if out.exists():
             raise ValueError(f"{out} exists, and nothing says what it came from: remove it or give another place")
         return False
-    found = json.loads(source.read_text())
+    found = _table(source)
     others = [key for key in settings if key not in NAMES and found.get(key) != settings[key]]
     if others:
         raise ValueError(f"{place} was made with another {', '.join(others)}: remove it or give another place")
@@ -209,6 +210,10 @@ def _npy(array: NDArray[np.uint8]) -> bytes:
     buffer = io.BytesIO()
     np.save(buffer, array)
     return buffer.getvalue()
+
+
+def _table(path: Path) -> dict[str, Any]:
+    return with_keys(json_of(read_text(path), path), (), path, 1)
 
 
 def _json(value: dict[str, Any]) -> bytes:

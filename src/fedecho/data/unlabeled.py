@@ -4,15 +4,17 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedecho.core.rng import numpy_rng
+from fedecho.core.user_files import FileError, check_file, opened
 from fedecho.data.cifar import read_cifar10, read_cifar100
 from fedecho.data.images import Images, Pixels, Rows, taken
-from fedecho.data.locate import FOLDERS, MissingDataError, data_folder, remedy
+from fedecho.data.locate import FOLDERS, MissingDataError, at_home, data_folder, remedy
 from fedecho.data.origin import drawn_from
 from fedecho.data.stl10 import map_stl10
 
@@ -26,6 +28,8 @@ MAX_MEGAPIXELS = 50
 """A few kilobytes can unpack to gigabytes."""
 MAX_FILE_BYTES = 256 << 20
 MAX_IMAGES = 1_000_000
+HEADINGS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+"""Of arrays of numbers; later formats are for others."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ def read_unlabeled(source: str, data_dir: Path | None, num: int, seed: int, size
         raise ValueError(f"the number of unlabeled images must be at least 1, got {num}")
     if not source.strip():
         raise ValueError(f"task.unlabeled is empty: name one of {', '.join(NAMED)}, a folder of images or a .npy file")
-    pool = _named(source, data_folder(data_dir)) if source in NAMED else _at(Path(source).expanduser())
+    pool = _named(source, data_folder(data_dir)) if source in NAMED else _at(at_home(Path(source)))
     if num > pool.num:
         told = "" if pool.provenance == source else f" ({pool.provenance})"
         raise ValueError(f"{num} unlabeled images were asked for (task.num_unlabeled), but {source} has {pool.num}{told}")
@@ -91,7 +95,10 @@ def _at(path: Path) -> Pool:
 def _array_file(path: Path, provenance: str) -> Pool:
     """Mapped, and read as numpy's own format only: neither pickles nor archives."""
     try:
+        _check_heading(check_file(path))
         array = np.lib.format.open_memmap(path, mode="r")
+    except FileError:
+        raise
     except (OSError, ValueError, EOFError) as error:
         raise ValueError(f"{path}: no array that can be read without unpickling ({error})") from None
     if array.ndim == 4 and array[:1].size > 3 * MAX_MEGAPIXELS * 1_000_000:
@@ -99,6 +106,18 @@ def _array_file(path: Path, provenance: str) -> Pool:
     if array.dtype == np.uint8 and array.ndim == 4 and array.size and 3 in (array.shape[3], array.shape[1]):
         return _pool(array if array.shape[3] == 3 else array.transpose(0, 2, 3, 1), provenance)
     raise ValueError(f"{path}: must be uint8 [n, h, w, 3] or [n, 3, h, w], got {array.dtype} {list(array.shape)}")
+
+
+def _check_heading(path: Path) -> None:
+    """A shape that the file is large enough for: numpy maps as many bytes as the heading asks for, even fewer than none."""
+    with opened(path) as file:
+        version = np.lib.format.read_magic(file)
+        if version not in HEADINGS:
+            raise ValueError(f"its format is {version[0]}.{version[1]}: save it again with numpy.save")
+        shape, _, dtype = HEADINGS[version](file)
+        room = path.stat().st_size - file.tell()
+    if min(shape, default=0) < 0 or prod(shape) * dtype.itemsize > room:
+        raise ValueError(f"its heading says {dtype} {list(shape)}, but {room} bytes follow")
 
 
 def _image_folder(folder: Path) -> Pool:
@@ -131,10 +150,10 @@ def _read(path: Path, size: int) -> Pixels:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow warns of what is refused below
-            if path.stat().st_size > MAX_FILE_BYTES:
-                raise ValueError(f"it has more than {MAX_FILE_BYTES} bytes")
-            with Image.open(path, formats=FORMATS) as image:
+            with Image.open(check_file(path, MAX_FILE_BYTES), formats=FORMATS) as image:
                 return _square(image, size)
+    except FileError as error:
+        raise ValueError(f"cannot read the image {path}: {error.reason}") from None
     except Exception as error:  # a damaged file raises whatever its decoder likes
         raise ValueError(f"cannot read the image {path}: {str(error) or type(error).__name__}") from None
 

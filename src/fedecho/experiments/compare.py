@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedecho.core.checkpoint import write_atomically
+from fedecho.core.user_files import MIB, read_bytes
 from fedecho.experiments.beside import See, beside
 from fedecho.experiments.execution import Execution, check_same_arithmetic
 from fedecho.experiments.experiment import Experiment
@@ -38,7 +39,7 @@ class Planned:
     def why_diverged(self) -> str:
         """Why it was given up, or empty. Tried again it would only do the same."""
         kept = self.folder / DIVERGED
-        return kept.read_text().strip() if kept.exists() else ""
+        return read_bytes(kept, MIB).decode(errors="replace").strip() if kept.exists() else ""
 
 
 @dataclass(frozen=True)

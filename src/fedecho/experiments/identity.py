@@ -11,6 +11,7 @@ import numpy as np
 
 from fedecho.core.digest import arrays_sha256, file_sha256
 from fedecho.core.types import Weights
+from fedecho.core.user_files import FileError
 from fedecho.experiments.build import Simulation
 from fedecho.experiments.config import ConfigError, completed, differences, to_config
 from fedecho.experiments.described import described
@@ -82,6 +83,8 @@ def trace_digest(experiment: Experiment) -> str | None:
         return None
     try:
         return file_sha256(Path(trace))
+    except FileError as error:
+        raise ConfigError(f"cannot read the trace {trace}: {error.reason}") from None
     except OSError as error:
         raise ConfigError(f"cannot read the trace {trace}: {error.strerror or error}") from None
 

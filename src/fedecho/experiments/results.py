@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from fedecho.core.checkpoint import write_atomically
+from fedecho.core.user_files import MIB, read_bytes
 from fedecho.experiments.build import assembled, one_thread
 from fedecho.experiments.config import ConfigError, completed, differences, to_config
 from fedecho.experiments.execution import Execution, check_same_arithmetic
@@ -89,10 +90,10 @@ def read_result(results: Path, cell: Cell) -> CellResult | None:
         return None
     wanted = to_config(first_of(cell).experiment())
     try:
-        kept = CellResult(**json.loads(path.read_text()))
+        kept = CellResult(**json.loads(read_bytes(path, 64 * MIB)))
         others = _other_settings(wanted, completed(kept.config), cell.row.untrained)
         _check_whole(kept)
-    except (ConfigError, json.JSONDecodeError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, RecursionError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{path} is damaged ({error}); remove it to run the cell again") from None
     if others:
         raise ConfigError(

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from fedecho.core.digest import file_sha256
+from fedecho.core.user_files import check_file
 
 FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 CONFIG = "config.json"
@@ -73,6 +74,8 @@ def model_folder(place: str) -> Path:
         )
     if not (folder / CONFIG).is_file():
         raise ValueError(f"{folder} holds no {CONFIG}: give a folder that a model was saved into with save_pretrained")
+    for path in {path for pattern in FILES for path in folder.glob(pattern) if not path.is_dir()}:
+        check_file(path)  # a pipe among them would never be read to its end
     return folder
 
 

@@ -4,6 +4,7 @@ import csv
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import TextIOWrapper
 from math import isfinite
 from pathlib import Path
 from typing import Literal, Protocol
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedecho.core.rng import below, numpy_rng, uniform
+from fedecho.core.user_files import GIB, FileError, opened
 from fedecho.simulation.classes import Classes
 
 SHORT, MEDIUM, LONG = NAMES = ("short", "medium", "long")
@@ -139,7 +141,7 @@ def read_trace(path: Path, num_clients: int) -> Trace:
     """The runtimes of each client; every fault names the file and the line."""
     clients, runtimes = array("q"), array("d")
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
+        with TextIOWrapper(opened(path, GIB), encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, skipinitialspace=True)
             if not {"client", "runtime_s"} <= set(reader.fieldnames or ()):
                 raise ValueError(f"{path}: the first line must name the columns client,runtime_s, got {reader.fieldnames}")
@@ -147,6 +149,8 @@ def read_trace(path: Path, num_clients: int) -> Trace:
                 client, runtime = _trace_row(path, reader.line_num, row, num_clients)
                 clients.append(client)
                 runtimes.append(runtime)
+    except FileError as error:
+        raise ValueError(f"cannot read the trace {path}: {error.reason}") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"cannot read the trace {path}: {error}") from None
     whose = np.array(clients, dtype=np.int64)
