@@ -16,13 +16,14 @@ from typer.testing import CliRunner
 from fedecho import Runtimes, load
 from fedecho.cli import app
 from fedecho.core.digest import file_sha256
+from fedecho.core.toml import MAX_DEPTH, parsed, read_toml
 from fedecho.core.user_files import FileError, check_file, read_bytes
 from fedecho.data.cifar import read_cifar10
 from fedecho.data.instructions import read_instructions
 from fedecho.data.pairs import read_pairs
 from fedecho.data.stl10 import map_stl10, read_stl10
 from fedecho.data.unlabeled import read_unlabeled
-from fedecho.experiments.toml import MAX_DEPTH, parsed, read_toml
+from fedecho.flower.key_values import key_values
 
 READERS: dict[str, Callable[[Path], object]] = {
     "mine.toml": read_toml,
@@ -34,6 +35,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "data_batch_1": lambda path: read_cifar10(path.parent),
     "unlabeled_X.bin": lambda path: map_stl10(path.parent, "unlabeled"),
     "weights.safetensors": file_sha256,
+    "node.toml": lambda path: key_values("--node-config", [str(path)], {}),
 }
 
 

@@ -10,11 +10,12 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fedecho.algorithms import ALGORITHMS, FedEcho
+from fedecho.core.toml import read_toml
 from fedecho.data.partition import PARTITIONERS
 from fedecho.experiments.experiment import Experiment
 from fedecho.experiments.pointers import KEYS, unknown
 from fedecho.experiments.recipes import RECIPES
-from fedecho.experiments.toml import beside, read_toml, setting_of
+from fedecho.experiments.toml import beside, setting_of
 from fedecho.tasks import TASKS
 
 Tree = dict[str, Any]
@@ -150,7 +151,7 @@ def _another_method(name: str, tree: Tree) -> Tree:
 
 def _file(source: str) -> Tree:
     if source.endswith(".toml") or Path(source).is_file():
-        return beside(Path(source), read_toml(Path(source)))
+        return beside(Path(source), read_toml(Path(source), "; `fedecho list` shows the recipes"))
     if source in ALGORITHMS:
         raise ConfigError(f"{source} is a method, not a recipe: give a recipe (`fedecho list`) and --algorithm {source}")
     raise ConfigError(unknown(source, RECIPES, "recipe") + " (a file's name must end in .toml)")

@@ -12,6 +12,8 @@ from typing import Any
 import click
 from flwr.common.config import flatten_dict, get_project_config, parse_config_args
 
+from fedecho.core.toml import read_toml
+
 PAIR = re.compile(r"(\S+?)=('[^']*'|\"[^\"]*\"|\S+)(?=\s|$)")
 """What Flower takes for a pair."""
 KEY = re.compile(r"[\w.-]+", re.ASCII)
@@ -42,6 +44,7 @@ def check_run_config(app: Path, told: Mapping[str, Any]) -> None:
     """An app has the keys that its pyproject.toml names and no others, ours (``out``, ``versions``) included."""
     if not (app / PROJECT).is_file():
         return  # ``flwr run`` says what is wrong with it
+    read_toml(app / PROJECT)  # Flower's own reader has no limits
     try:
         known = flatten_dict(get_project_config(app)["tool"]["flwr"]["app"].get("config", {}))
     except ValueError as error:
@@ -59,6 +62,8 @@ def _of_one(option: str, text: str) -> dict[str, Any]:
             f"{option} takes key=value pairs, such as 'num-partitions=3 name=\"a b\"', or a TOML file, not {text!r}"
         )
     try:
+        if in_file:
+            read_toml(Path(text))  # Flower's own reader has no limits
         return parse_config_args([text if in_file else f"{text} "])  # a pair that ends in .toml is no file
     except (click.ClickException, OSError, ValueError) as error:
         raise ValueError(f"{option} cannot be read from {text!r}: {_one_line(error)}") from None
