@@ -37,9 +37,9 @@ def jobs_of(experiment: Experiment) -> Jobs:
 
 
 def bare_loop(experiment: Experiment, jobs: Jobs) -> None:
-    """Plain PyTorch: a module, torch.optim.SGD, the same batches."""
+    """Plain PyTorch: a module in torch's own memory format, torch.optim.SGD, the same batches."""
     task, local = experiment.task, experiment.local
-    module = task.network(0).train()
+    module = task.network(0).to(memory_format=torch.contiguous_format).train()
     optimizer = torch.optim.SGD(module.parameters(), lr=local.client_lr, weight_decay=local.weight_decay)
     for client, seed in jobs:
         _bare_job(task, module, optimizer, client, seed, local.epochs, local.batch_size)

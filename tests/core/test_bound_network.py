@@ -155,9 +155,9 @@ def test_a_frozen_layer_is_left_out_and_left_alone() -> None:
     network = Layout.of(module).bind(module)
     network.load(Weights(torch.full((6,), 9.0), torch.zeros(0)))
     network.module(torch.ones(1, 2)).sum().backward()
-    assert torch.equal(module[0].weight, kept)
-    assert module[0].weight.grad is None
-    assert module[1].weight.eq(9.0).all()
+    assert torch.equal(network.module[0].weight, kept)
+    assert network.module[0].weight.grad is None
+    assert network.module[1].weight.eq(9.0).all()
 
 
 def test_whole_number_buffers_keep_counting_on_their_own(plain: nn.Module, images: Tensor) -> None:

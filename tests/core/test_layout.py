@@ -77,10 +77,19 @@ def test_a_packed_module_comes_back_under_its_names() -> None:
         assert tensor.is_contiguous(), name
 
 
-def test_convolution_weights_lie_channels_last_in_the_vector() -> None:
-    module = nn.Conv2d(3, 4, (2, 5), bias=False)
-    packed = Layout.of(module).pack(module)
-    assert torch.equal(packed.params, module.weight.detach().permute(0, 2, 3, 1).reshape(-1))
+@pytest.mark.parametrize("shape", [(4, 3, 2, 5), (4, 1, 3, 3), (4, 3, 1, 1), (1, 1, 1, 1), (2, 3, 2, 3, 4)])
+def test_a_kernel_keeps_its_memory_format_in_the_vector(shape: tuple[int, ...]) -> None:
+    last = torch.channels_last if len(shape) == 4 else torch.channels_last_3d
+    for form, order in ((torch.contiguous_format, range(len(shape))), (last, (0, *range(2, len(shape)), 1))):
+        module = nn.Module()
+        module.weight = nn.Parameter(torch.randn(shape).to(memory_format=form, copy=True))
+        layout = Layout.of(module)
+        packed = layout.pack(module)
+        assert torch.equal(packed.params, module.weight.detach().permute(*order).reshape(-1))
+        view = layout.params[0].view(packed.params)
+        assert torch.equal(view, module.weight)
+        assert view.stride() == module.weight.stride()
+        assert torch.equal(layout.params[0].flattened(torch.empty(shape).copy_(module.weight.detach())), packed.params)
 
 
 def test_packing_copies() -> None:

@@ -26,7 +26,7 @@ def captured_on_cpu(one: Experiment) -> Iterator[Simulation]:
     server = build.server_of(one, parts.network, build.student_of(one, parts.student))
     executor = parts.executor(3, build._wanted(one, runtimes))
     transport = build._transport(one, executor, runtimes)
-    yield Simulation(one, server, transport, runtimes, parts.network.layout, parts.evaluate)
+    yield Simulation(one, server, transport, runtimes, parts.network.layout, parts.network.layout.named, parts.evaluate)
     executor.close()
 
 

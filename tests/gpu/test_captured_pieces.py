@@ -1,15 +1,17 @@
 """Each captured piece beside the plain one, over few steps from a state that is far from zero."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from small_cifar import DEVICES, EXACT, experiment
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedecho import Experiment
+from fedecho.core.layout import Layout
+from fedecho.core.rng import derive
 from fedecho.core.types import Dispatch, GlobalModel, Weights
 from fedecho.distill.captured import update_of
 from fedecho.distill.distiller import Adam, Distiller
@@ -17,6 +19,8 @@ from fedecho.distill.student import Student
 from fedecho.experiments.gpu import GpuParts, gpu_settings
 from fedecho.learning.trainer import Trainer
 from fedecho.simulation.executors.executor import Job
+from fedecho.tasks.cifar import CifarTask
+from fedecho.tasks.classification import seeded
 
 
 def near(ours: Tensor, plain: Tensor, tolerance: float) -> None:
@@ -105,3 +109,45 @@ def test_evaluation_in_graphs_of_two_sizes_is_the_modules(data: Path, device: st
             parts.network.load(weights)
             plain = parts.task.evaluate(parts.network.module.eval())
             assert ours["loss"] == pytest.approx(plain["loss"], rel=1e-5)
+
+
+class Scaled(nn.Module):
+    """Of two scales it says the same of itself: ``repr`` shows the layers, not the code and the numbers around them."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+        self.conv, self.norm, self.head = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Linear(4, 10)
+        self.register_buffer("mask", torch.rand(4) > 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.norm(self.conv(x))).mean(dim=(2, 3)) * self.mask
+        return self.scale * self.head(x)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaledCifar(CifarTask):
+    scale: float = 1.0
+
+    def network(self, seed: int) -> nn.Module:
+        return seeded(seed, lambda: Scaled(self.scale))
+
+
+def test_two_networks_that_look_alike_are_captured_apart(data: Path) -> None:
+    """Trained and judged in one process, each as the plain program has it: scale and mask are not in the weights."""
+    for scale, seed in ((1.0, 0), (100.0, 0), (100.0, 3)):
+        one = replace(experiment(data, "fedbuff"), seed=seed)
+        task = ScaledCifar(scale=scale, data_dir=str(data), num_clients=30, seed=seed)
+        one = replace(one, task=task)
+        parts = plain_parts(one)
+        assert parts.one_by_one == ""
+        weights = parts.network.layout.pack(parts.network.module)
+        executor = parts.executor(1, None)
+        dispatch = Dispatch(0, 4, GlobalModel(0, weights), 11)
+        executor.submit(Job(dispatch, None), 1.0)
+        ours = executor.result(0)
+        executor.close()
+        module = task.network(derive(seed, "network"))
+        plain = Trainer(parts.task, one.local_training, Layout.of(module).bind(module)).train(dispatch)
+        near(ours.delta, plain.delta, 1e-4)
+        assert parts.evaluate(weights)["loss"] == pytest.approx(task.evaluate(module.eval())["loss"], rel=1e-4)

@@ -28,7 +28,7 @@ def captured_in_a_pool(one: Experiment, num_workers: int) -> Outcome:
     )
     try:
         transport = build._transport(one, pool, runtimes)
-        return outcome(Simulation(one, server, transport, runtimes, layout, parts.evaluate))
+        return outcome(Simulation(one, server, transport, runtimes, layout, layout.named, parts.evaluate))
     finally:
         pool.close()
 

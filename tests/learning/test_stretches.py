@@ -51,8 +51,8 @@ def test_gradients_of_several_parts_are_joined_in_float32(kinds: list[torch.dtyp
 
 
 def test_the_gradient_of_one_part_is_where_it_lies() -> None:
-    """And a kernel's is in the layout's order, channels last."""
-    module = nn.Conv2d(64, 64, 3, bias=False)
+    """And a kernel's is in the layout's order, here channels-last."""
+    module = nn.Conv2d(64, 64, 3, bias=False).to(memory_format=torch.channels_last)
     (stretch,) = stretches(Layout.of(module).params)
     grad = torch.randn(64, 64, 3, 3).to(memory_format=torch.channels_last)
     flat = stretch.gradient([grad], torch.zeros(0))

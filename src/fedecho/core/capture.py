@@ -97,14 +97,10 @@ class DeviceWeights:
 
     def gradients(self, loss: Tensor) -> tuple[list[Tensor], Tensor]:
         """d loss, flat: of each matrix (low precision), and of all vectors, which are small, in one."""
-        flat = [flattened(grad) for grad in torch.autograd.grad(loss, list(self.named.values()))]
+        grads = torch.autograd.grad(loss, list(self.named.values()))
+        flat = [part.flattened(grad) for part, grad in zip(self.layout.params, grads, strict=True)]
         split = len(self.matrices)
         return flat[:split], torch.cat(flat[split:]) if flat[split:] else loss.new_zeros(0)
-
-
-def flattened(grad: Tensor) -> Tensor:
-    """In the order of the layout: kernels channels last."""
-    return grad.permute(0, 2, 3, 1).reshape(-1) if grad.ndim == 4 else grad.reshape(-1)
 
 
 Forward = Callable[[Mapping[str, Tensor], Mapping[str, Tensor], Tensor, Tensor], Tensor]

@@ -8,17 +8,22 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
+from fedecho.core.modules import FullState, copied
 from fedecho.core.narrow import without_narrow
 from fedecho.core.types import Weights
+
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+"""torch's memory formats for kernels, by their number of dimensions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One named tensor inside a flat vector. Convolution weights lie channels-last."""
+    """One named tensor inside a flat vector, in the memory format of the module's own tensor."""
 
     name: str
     shape: tuple[int, ...]
     offset: int
+    channels_last: bool = False
 
     @property
     def size(self) -> int:
@@ -26,17 +31,29 @@ class Part:
 
     def view(self, flat: Tensor) -> Tensor:
         piece = flat[self.offset : self.offset + self.size]
-        if len(self.shape) != 4:
+        if not self.channels_last:
             return piece.view(self.shape)
-        out, into, height, width = self.shape
-        return piece.view(out, height, width, into).permute(0, 3, 1, 2)
+        out, into, *places = self.shape
+        return piece.view(out, *places, into).movedim(-1, 1)
+
+    def flattened(self, tensor: Tensor) -> Tensor:
+        """A tensor of this shape in the order of the vector; a view where it lies so already."""
+        return (tensor.movedim(1, -1) if self.channels_last else tensor).reshape(-1)
 
 
 def _parts(named: Iterable[tuple[str, Tensor]]) -> Iterator[Part]:
     offset = 0
     for name, tensor in named:
-        yield Part(name, tuple(tensor.shape), offset)
+        yield Part(name, tuple(tensor.shape), offset, _is_channels_last(tensor))
         offset += tensor.numel()
+
+
+def _is_channels_last(tensor: Tensor) -> bool:
+    """By its strides: where there is one channel or one pixel, ``is_contiguous`` says yes to either format."""
+    if tensor.ndim not in CHANNELS_LAST:
+        return False
+    like = torch.empty(tensor.shape, device="meta", memory_format=CHANNELS_LAST[tensor.ndim])
+    return tensor.stride() == like.stride()
 
 
 def _state_buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
@@ -98,8 +115,8 @@ class Layout:
         return of_params | {p.name: p.view(weights.buffers).clone(memory_format=plain) for p in self.buffers}
 
     def bind(self, module: nn.Module, device: torch.device | str = "cpu") -> "BoundNetwork":
-        """Make the module's tensors VIEWS of new vectors: loading a model is then one copy, a step one addition."""
-        module.to(device)
+        """A copy of the module whose tensors are VIEWS of new vectors: loading a model is then one copy, a step one addition."""
+        module = copied(module).to(device)
         if torch.device(device).type == "cpu":
             module = without_narrow(module)
         weights = self.pack(module)
@@ -111,7 +128,7 @@ class Layout:
         for part in self.buffers:
             owner, _, leaf = part.name.rpartition(".")
             module.get_submodule(owner)._buffers[leaf] = part.view(weights.buffers)
-        return BoundNetwork(module, self, weights, grads)
+        return BoundNetwork(module, self, weights, grads, FullState.of(module, self))
 
 
 def _filled(parts: tuple[Part, ...], size: int, named: Mapping[str, Tensor]) -> Tensor:
@@ -135,6 +152,8 @@ class BoundNetwork:
     layout: Layout
     weights: Weights
     grads: Tensor
+    full_state: FullState
+    """What the module's state dict holds, also beside the vectors, as it was when the module was bound."""
 
     def load(self, weights: Weights) -> None:
         self.weights.params.copy_(weights.params)

@@ -3,7 +3,7 @@
 For the gradient of their weights it picks every stride-th pixel of a channels-last input into a workspace that is too small
 for fewer channels than a vector holds, and writes past its end. With AVX2 and torch 2.13 that was a crash below 8 channels;
 others had wrong numbers too (oneDNN issue 6035). 16 is for longer vectors, where we have not seen it.
-Our convolutions are channels-last (``Layout``), and a narrow ResNet has such a shortcut.
+The built-in networks are channels-last, and a narrow ResNet has such a shortcut.
 """
 
 from torch import Tensor, nn

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedecho.algorithms.noised import Noised
 from fedecho.core.algorithm import demands
@@ -14,7 +15,7 @@ from fedecho.core.drive import Moment
 from fedecho.core.layout import BoundNetwork, Layout
 from fedecho.core.rng import derive
 from fedecho.core.server import Server
-from fedecho.core.task import HasInputs, Task
+from fedecho.core.task import HasInputs, Saves, Task
 from fedecho.core.types import GlobalModel, Weights
 from fedecho.distill.distiller import Distiller
 from fedecho.distill.student import Student, check_unlabeled
@@ -32,6 +33,9 @@ from fedecho.simulation.executors.serial import SerialExecutor
 from fedecho.simulation.forecast import Forecast, forecast
 from fedecho.simulation.runtimes import ClientRuntimes
 from fedecho.simulation.transport import Sent, VirtualTransport, as_it_is
+
+Named = Callable[[Weights], dict[str, Tensor]]
+"""The tensors of a model, by the names that its file and its user's module have for them."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,7 @@ class Simulation:
     transport: VirtualTransport
     runtimes: ClientRuntimes
     layout: Layout
+    named: Named
     evaluate_weights: Callable[[Weights], dict[str, float]]
     execution: Execution = field(default_factory=Execution)
     """With what was found out when its workers were started."""
@@ -69,6 +74,14 @@ class Simulation:
 def bound_network(task: Task, seed: int) -> BoundNetwork:
     module = task.network(derive(seed, "network"))
     return Layout.of(module).bind(module)
+
+
+def named_by(task: Task, network: BoundNetwork) -> Named:
+    """A model's tensors as the task's module loads them, all of them.
+
+    A task that saves its models in a format of its own reads what it never trains from there: of adapters, they alone are kept.
+    """
+    return network.layout.named if isinstance(task, Saves) else network.full_state.named
 
 
 @contextmanager
@@ -91,7 +104,8 @@ def assembled(
         sent = sent_by(experiment, network.layout, network.weights.params.device)
         transport, evaluate = _transport(experiment, runner, runtimes, sent), _evaluation(experiment.task, network)
         ran_on = settled(execution, runner)
-        yield Simulation(experiment, server, transport, runtimes, network.layout, evaluate, ran_on, inputs)
+        named = named_by(experiment.task, network)
+        yield Simulation(experiment, server, transport, runtimes, network.layout, named, evaluate, ran_on, inputs)
     finally:
         runner.close()
 
@@ -121,7 +135,8 @@ def _on_gpu(experiment: Experiment, execution: Execution, say: Callable[[str], N
         try:
             transport = _transport(experiment, runner, runtimes, sent_by(experiment, layout, device))
             ran_on = settled(execution, runner)
-            yield Simulation(experiment, server, transport, runtimes, layout, parts.evaluate, ran_on, inputs)
+            named = named_by(parts.task, parts.network)
+            yield Simulation(experiment, server, transport, runtimes, layout, named, parts.evaluate, ran_on, inputs)
         finally:
             runner.close()
 

@@ -3,10 +3,9 @@
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Hashable, Iterator, Set
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from fedecho.core.capture import Capturable, Forward, Precision, forward_of
 from fedecho.core.lanes import server_lane
 from fedecho.core.layout import BoundNetwork, Layout
+from fedecho.core.modules import copied, structure_of
 from fedecho.core.rng import derive
 from fedecho.core.task import Task
 from fedecho.core.types import Weights
@@ -61,9 +61,10 @@ class GpuParts:
     ) -> None:
         self.experiment, self.precision, self.device, self.say = experiment, precision, device, say
         self.task: Task = _on(experiment.task, str(self.device), precision)
-        module = self.task.network(derive(experiment.seed, "network"))
-        self.network: BoundNetwork = Layout.of(module).bind(module, self.device)
-        self.one_by_one = _why_not(self.task, experiment, module)
+        self._template = self.task.network(derive(experiment.seed, "network"))
+        self.network: BoundNetwork = Layout.of(self._template).bind(self._template, self.device)
+        self.one_by_one = _why_not(self.task, experiment, self._template)
+        self._forwards: dict[str, Forward] = {}
         if not self.one_by_one and device.type == "cuda" and precision.dtype == torch.bfloat16:
             self._check_kernels()
         self._net = self._device_student() if serves and not self.one_by_one else None
@@ -126,16 +127,25 @@ class GpuParts:
         return DeviceStudent(student, task, forwards, self.precision, getattr(self._distiller, "batch_size", 1))
 
     def _forward(self, training: bool) -> Forward:
-        module = self.task.network(0)
-        return _shared_forward(str(module), training, self.precision, str(self.device), _Template(module))
+        return self._made("train" if training else "eval", lambda: _forward(self._template, training, self._place))
 
     def _inference(self) -> Forward:
         """Fused in low precision; in fp32 as the other paths compute it."""
-        module = self.task.network(0)
-        fused = None
-        if self.precision.dtype != torch.float32:
-            fused = _shared_inference(str(module), self.precision, str(self.device), _Template(module))
-        return fused or self._forward(training=False)
+        if self.precision.dtype == torch.float32:
+            return self._forward(training=False)
+        return self._made("infer", lambda: _inference(self._template, self._place) or self._forward(training=False))
+
+    def _made(self, mode: str, make: Callable[[], Forward]) -> Forward:
+        """Made once; of a network of known layers, once for all runs of a process: compiling takes longer than some of them."""
+        structure = structure_of(self._template)
+        if structure is None:
+            return self._forwards.get(mode) or self._forwards.setdefault(mode, make())
+        key = (structure, mode, self._place)
+        return SHARED.get(key) or SHARED.setdefault(key, make())
+
+    @property
+    def _place(self) -> "_Place":
+        return self.precision, self.device
 
 
 @dataclass(frozen=True)
@@ -160,35 +170,25 @@ def _on_stderr(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-class _Template:
-    """Carries a module past a cache that must not look at it: equal descriptions are the same function."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Template)
-
-    def __hash__(self) -> int:
-        return 0
+_Place = tuple[Precision, torch.device]
+SHARED: dict[Hashable, Forward] = {}
+"""The forwards of networks that ``structure_of`` knows."""
 
 
-@cache
-def _shared_forward(description: str, training: bool, precision: Precision, device: str, template: _Template) -> Forward:
-    """Compiled once for all runs of a process: compiling takes longer than some of them."""
-    module = with_row_norm(template.module).to(device)
-    return forward_of(module.train(training), precision)
+def _forward(template: nn.Module, training: bool, place: _Place) -> Forward:
+    precision, device = place
+    return forward_of(with_row_norm(copied(template)).to(device).train(training), precision)
 
 
-@cache
-def _shared_inference(description: str, precision: Precision, device: str, template: _Template) -> Forward | None:
-    return fused_inference(template.module.to(device), precision.dtype, precision.compile)
+def _inference(template: nn.Module, place: _Place) -> Forward | None:
+    precision, device = place
+    return fused_inference(copied(template).to(device), precision.dtype, precision.compile)
 
 
 def forget_compiled() -> None:
     """What all runs of a process share is made anew: for who changes what it is made of."""
-    for shared in (_shared_forward, _shared_inference, fault):
-        shared.cache_clear()
+    SHARED.clear()
+    fault.cache_clear()
     channel_ops.FAULT = ""
     torch._dynamo.reset()
 
@@ -211,6 +211,8 @@ def _why_not(task: Task, experiment: Experiment, module: nn.Module) -> str:
         return f"local.optimizer is {experiment.local.optimizer!r}, and only sgd is captured whole"
     if any(isinstance(layer, nn.Dropout) and layer.p > 0 for layer in module.modules()):
         return "the network has dropout"
+    if any(not param.requires_grad for param in module.parameters()):
+        return "the network has frozen parameters"
     return ""
 
 

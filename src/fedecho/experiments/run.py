@@ -274,7 +274,7 @@ class _Run:
 
     def _result(self) -> Result:
         simulation, server = self.simulation, self.simulation.server
-        experiment, named = simulation.experiment, simulation.layout.named(server.model.weights)
+        experiment, named = simulation.experiment, simulation.named(server.model.weights)
         evaluations: list[Line] = []
         arrivals_sha256 = arrivals_digest(noting(self.record.lines(), evaluations))
         summary = summary_of(

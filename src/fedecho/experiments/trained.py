@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from fedecho.core.layout import Layout
+from fedecho.core.modules import copied
 from fedecho.core.rng import derive
 from fedecho.core.task import Saves
 from fedecho.experiments.config import ConfigError, from_config
@@ -65,7 +66,7 @@ def _loaded(folder: Path, experiment: Experiment | None) -> tuple[Any, nn.Module
     if not is_finished(folder):
         raise ConfigError(f"{folder} holds a run that has not come to its end: `fedecho resume {folder}` goes on with it")
     check_same(folder, experiment)
-    module = experiment.task.network(derive(experiment.seed, "network"))
+    module = copied(experiment.task.network(derive(experiment.seed, "network")))
     layout = Layout.of(module)
     try:
         weights = layout.flatten(load_file(folder / MODEL))
@@ -77,8 +78,8 @@ def _loaded(folder: Path, experiment: Experiment | None) -> tuple[Any, nn.Module
         ) from None
     if model_digest(weights) != Summary.read(folder).model_sha256:
         raise ConfigError(f"{folder / MODEL} is not the model that the run ended with: its digest is not that of the summary")
-    with torch.no_grad():  # not bound: libraries that save a module take views of one vector for tensors that are shared
-        tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-        for name, tensor in layout.named(weights).items():
-            tensors[name].copy_(tensor)
+    # Not bound: libraries that save a module take views of one vector for tensors that are shared.
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    for name, tensor in layout.named(weights).items():
+        tensors[name].data = torch.empty_like(tensors[name]).copy_(tensor)
     return experiment.task, module.eval()

@@ -16,6 +16,7 @@ from fedecho.core.layout import Layout
 from fedecho.core.server import Server
 from fedecho.core.types import Lost
 from fedecho.experiments.accounting import reports, spent
+from fedecho.experiments.build import Named
 from fedecho.experiments.config import ConfigError, completed, differences, fingerprint
 from fedecho.experiments.ending import summary_of, write_end
 from fedecho.experiments.folder import owned
@@ -69,9 +70,12 @@ class Journal:
         layout: Layout,
         folder: Path | None,
         say: Callable[[str], None] = lambda text: None,
+        named: Named | None = None,
     ) -> None:
+        """``named`` says what is saved of the model; by default what is federated, which the layout names."""
         self.identity, self.server, self.transport, self.layout = identity, server, transport, layout
         self.folder = folder
+        self._named = named or layout.named
         self._say = say
         self._held = ExitStack()
         self._config = identity.config
@@ -173,7 +177,7 @@ class Journal:
             **staleness(lines),
         )
         if self.folder is not None:
-            write_end(self.folder, self.record, self.layout.named(self.server.model.weights), summary)
+            write_end(self.folder, self.record, self._named(self.server.model.weights), summary)
         return summary
 
     def _spent(self, lines: list[Line]) -> Spent:

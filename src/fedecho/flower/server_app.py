@@ -14,7 +14,7 @@ from fedecho.core.drive import Moment
 from fedecho.core.types import GlobalModel
 from fedecho.distill.token_student import student_for
 from fedecho.experiments.accounting import check_accountant
-from fedecho.experiments.build import bound_network, distiller_of, server_of, student_of
+from fedecho.experiments.build import bound_network, distiller_of, named_by, server_of, student_of
 from fedecho.experiments.config import ConfigError
 from fedecho.experiments.experiment import Experiment
 from fedecho.experiments.identity import config_of, name_of, notes_of
@@ -77,7 +77,8 @@ def run_experiment(
         network.load(model.weights)
         return dict(experiment.task.evaluate(network.module.eval()))
 
-    journal = Journal(_identity(experiment, other_software), server, transport, network.layout, out, say)
+    named = named_by(experiment.task, network)
+    journal = Journal(_identity(experiment, other_software), server, transport, network.layout, out, say, named)
     if journal.resumed:
         say(f"going on from version {server.model.version} of the run in {out}")
     try:

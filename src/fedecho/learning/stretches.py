@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedecho.core.capture import flattened
 from fedecho.core.layout import Part
 
 LARGE = 1 << 14
@@ -28,7 +27,8 @@ class Stretch:
     def gradient(self, found: Sequence[Tensor | None], like: Tensor) -> Tensor:
         """Flat, from the gradients of the parts; None is zero. Of several parts it is float32, of one what it was."""
         flat = [
-            like.new_zeros(part.size) if grad is None else flattened(grad) for part, grad in zip(self.parts, found, strict=True)
+            like.new_zeros(part.size) if grad is None else part.flattened(grad)
+            for part, grad in zip(self.parts, found, strict=True)
         ]
         return flat[0] if len(flat) == 1 else joined(flat)
 

@@ -52,7 +52,8 @@ def normalised(x: Tensor, scale: Tensor, shift: Tensor, extra: Tensor | None, re
         from fedecho.models.channel_kernels import channel_normalised
 
         mapped: Tensor = channel_normalised(x, scale, shift, extra, rectify)
-        return mapped
+        # A network in torch's own memory format may ask for a view of it.
+        return mapped if x.is_contiguous(memory_format=torch.channels_last) else mapped.contiguous()
     y = x.float() * _by_channel(scale) + _by_channel(shift)
     if extra is not None:
         y = y + extra

@@ -1,4 +1,4 @@
-"""ResNet-18 in its CIFAR form (He et al., 2016): 3 x 3 stem, no max-pool, BatchNorm."""
+"""ResNet-18 in its CIFAR form (He et al., 2016): 3 x 3 stem, no max-pool, BatchNorm; channels-last, which is faster."""
 
 import torch
 from torch import Tensor, nn
@@ -46,4 +46,5 @@ class ResNet(nn.Module):
 
 def resnet18(num_classes: int = 10, width: int = 64) -> nn.Module:
     """11,173,962 parameters at 10 classes and width 64."""
-    return ResNet(num_classes, blocks=2, width=width)
+    network = ResNet(num_classes, blocks=2, width=width)
+    return network.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]

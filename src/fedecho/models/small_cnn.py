@@ -1,11 +1,12 @@
-"""A small convolutional network with BatchNorm for 8 x 8 digits."""
+"""A small convolutional network with BatchNorm for 8 x 8 digits, channels-last, which is faster."""
 
+import torch
 from torch import nn
 
 
 def small_cnn(num_classes: int = 10, width: int = 16) -> nn.Module:
     """Two BatchNorm convolutions and a linear layer: 9,978 parameters at width 16."""
-    return nn.Sequential(
+    network = nn.Sequential(
         nn.Conv2d(1, width, 3, padding=1, bias=False),
         nn.BatchNorm2d(width),
         nn.ReLU(),
@@ -16,3 +17,4 @@ def small_cnn(num_classes: int = 10, width: int = 16) -> nn.Module:
         nn.Flatten(),
         nn.Linear(2 * width * 16, num_classes),
     )
+    return network.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]

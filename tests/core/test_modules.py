@@ -1,0 +1,131 @@
+"""A user's module is copied and never changed, and what is saved of it loads into it."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import weight_norm
+
+from fedecho.core.layout import Layout
+from fedecho.core.modules import FullState, copied, structure_of
+from fedecho.core.types import Weights
+from fedecho.models.resnet import resnet18
+
+
+class Everything(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 1, stride=2)
+        self.norm = nn.BatchNorm2d(4)
+        self.frozen = nn.Linear(2, 2)
+        self.frozen.requires_grad_(False)
+        self.first, self.second = nn.Linear(3, 3, bias=False), nn.Linear(3, 3)
+        self.second.weight = self.first.weight
+        self.register_buffer("counter", torch.tensor([1, 2, 3]))
+        self.register_buffer("passing", torch.ones(2), persistent=False)
+        self.norm.eval()
+
+
+def seen(module: nn.Module) -> dict[str, tuple[object, ...]]:
+    """All of a module that its owner may rely on."""
+    tensors = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers())}
+    told = {name: (id(t), t.data_ptr(), t.stride(), t.requires_grad, t.tolist(), t.grad is None) for name, t in tensors.items()}
+    return told | {f"layer {name}": (id(layer), layer.training) for name, layer in module.named_modules()}
+
+
+@pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
+def test_binding_leaves_the_module_as_it_was(form: torch.memory_format) -> None:
+    module = Everything().to(memory_format=form)
+    before = seen(module)
+    network = Layout.of(module).bind(module)
+    network.weights.params.fill_(3.0)
+    network.weights.buffers.fill_(4.0)
+    network.module.train()
+    network.module.norm(network.module.conv(torch.randn(2, 3, 4, 4))).sum().backward()
+    network.module.counter.add_(1)
+    assert seen(module) == before
+    assert network.module.conv.weight.eq(3.0).all()
+    assert network.module.conv.weight.stride() == module.conv.weight.stride()
+    assert network.module.second.weight is network.module.first.weight
+
+
+def test_a_frozen_parameter_is_in_memory_once() -> None:
+    module = Everything()
+    network = Layout.of(module).bind(module)
+    assert network.module.frozen.weight.data_ptr() == module.frozen.weight.data_ptr()
+    assert network.module.frozen.weight is not module.frozen.weight
+
+
+def test_a_network_whose_weights_are_computed_can_be_copied() -> None:
+    with pytest.warns(FutureWarning):
+        module = weight_norm(nn.Linear(3, 2))
+    x = torch.randn(4, 3)
+    assert torch.equal(copied(module)(x), module(x))
+
+
+def test_a_network_that_cannot_be_copied_is_named() -> None:
+    class Streams(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(1, 1)
+            self.left = (number for number in range(3))
+
+    with pytest.raises(
+        ValueError, match=r"the network Streams cannot be copied \(TypeError: cannot pickle 'generator' object\)"
+    ):
+        copied(Streams())
+
+
+def test_the_full_state_loads_strictly_into_the_users_module() -> None:
+    module = Everything()
+    layout = Layout.of(module)
+    network = layout.bind(module)
+    network.module.counter.add_(5)
+    named = network.full_state.named(Weights(torch.arange(float(layout.num_params)), torch.full((layout.num_buffers,), 2.5)))
+    fresh = Everything()
+    fresh.load_state_dict(named, strict=True)
+    assert list(named) == list(module.state_dict())
+    assert all(tensor.is_contiguous() for tensor in named.values())
+    assert torch.equal(fresh.frozen.weight, module.frozen.weight)
+    assert fresh.counter.tolist() == [1, 2, 3], "what counts on in training is no part of the model"
+    assert fresh.norm.running_mean.eq(2.5).all()
+    assert torch.equal(named["second.weight"], named["first.weight"])
+    assert named["second.weight"].data_ptr() != named["first.weight"].data_ptr()
+    assert torch.equal(layout.pack(fresh).params, torch.arange(float(layout.num_params)))
+
+
+def test_of_a_plain_module_the_full_state_is_its_state_dict() -> None:
+    module = resnet18(10, width=2)
+    layout = Layout.of(module)
+    expected = module.state_dict()
+    named = FullState.of(module, layout).named(layout.pack(module))
+    assert list(named) == list(expected)
+    assert all(torch.equal(named[name], expected[name]) for name in expected)
+
+
+class Scaled(nn.Linear):
+    def __init__(self, scale: float) -> None:
+        super().__init__(2, 2)
+        self.scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * super().forward(x)
+
+
+def test_only_known_layers_tell_their_structure() -> None:
+    one = resnet18(10, width=4)
+    assert structure_of(one) == structure_of(resnet18(10, width=4)) is not None
+    assert structure_of(one) != structure_of(resnet18(10, width=8))
+    assert structure_of(one) != structure_of(deepcopy(one).eval())
+    other = resnet18(10, width=4)
+    other.get_submodule("bn1").eps = 1e-3
+    assert structure_of(one) != structure_of(other)
+    assert structure_of(Scaled(1.0)) is structure_of(nn.Sequential(Scaled(1.0))) is None
+
+
+def test_a_known_layer_that_somebody_has_changed_tells_nothing() -> None:
+    hooked, patched = nn.Linear(2, 2), nn.Linear(2, 2)
+    hooked.register_forward_hook(lambda layer, inputs, output: 2 * output)
+    patched.forward = lambda x: x  # type: ignore[method-assign]
+    assert structure_of(nn.Linear(2, 2)) is not None
+    assert structure_of(hooked) is structure_of(patched) is None
