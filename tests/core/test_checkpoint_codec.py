@@ -201,3 +201,21 @@ def test_what_is_not_refused_when_saved_can_be_loaded(tree: Any, template: Any) 
     except TypeError:
         return
     assert repr(decode(json.loads(text), held, template)) == repr(tree)
+
+
+@dataclass(frozen=True)
+class Lucky:
+    """A user's state whose fields have the names of methods that we look for."""
+
+    tensor: Tensor
+    to_tree: Tensor
+    from_tree: int = 3
+    dtype: str = "none"
+    shape: tuple[int, ...] = (1, 2)
+
+
+def test_a_field_may_have_any_name() -> None:
+    template = Lucky(torch.zeros(2), torch.zeros(1))
+    again = through_json(Lucky(torch.ones(2), torch.full((1,), 4.0)), template)
+    assert type(again) is Lucky
+    assert (again.tensor.tolist(), again.to_tree.tolist(), again.from_tree, again.dtype) == ([1.0, 1.0], [4.0], 3, "none")

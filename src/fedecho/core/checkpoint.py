@@ -19,7 +19,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fedecho.core.disk import disk_full_at, open_own
-from fedecho.core.pieces import Held, bytes_of, made, pieces_of
+from fedecho.core.pieces import Held, Later, bytes_of, made, pieces_of
+from fedecho.core.task import defines
 
 KEEP = 2
 FORMAT = "fedecho-checkpoint-1"
@@ -39,9 +40,9 @@ def encode(value: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def _encoded(value: Any, tensors: dict[str, Held]) -> Any:
-    if isinstance(value, Tensor) or hasattr(value, "tensor"):
+    if isinstance(value, Tensor | Later):
         return {"tensor": _named(value, tensors)}
-    if hasattr(value, "to_tree"):
+    if defines(value, "to_tree", "from_tree"):
         return {"tree": _encoded(value.to_tree(), tensors)}
     if is_dataclass(value) and not isinstance(value, type):
         return {"fields": {f.name: _encoded(getattr(value, f.name), tensors) for f in fields(value)}}
@@ -87,7 +88,7 @@ def _key(key: Any) -> str | int:
 
 def _listed(item: Any) -> Any:
     """A list says nothing of the types of its items, so what needs a type to be built again cannot be one."""
-    if hasattr(item, "to_tree") or (is_dataclass(item) and not isinstance(item, type)):
+    if defines(item, "to_tree", "from_tree") or (is_dataclass(item) and not isinstance(item, type)):
         raise TypeError(f"a checkpoint cannot hold a {type(item).__name__} in a list: make it a field of the state")
     return item
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedecho.core.mapped import MappedFile
+from fedecho.core.pieces import Later
 
 Place = Literal["device", "cpu", "file"]
 PLACES = ("device", "cpu", "file")
@@ -129,7 +130,7 @@ class ClientMemory:
         return ClientMemory(self._num_clients, like, place, dtype=self._dtype).from_tree(self.to_tree())
 
 
-class _Piece:
+class _Piece(Later):
     """Some rows, copied off their place when a checkpoint comes to them."""
 
     def __init__(self, memory: ClientMemory, start: int, end: int) -> None:

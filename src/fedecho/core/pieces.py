@@ -1,9 +1,9 @@
 """A safetensors file written piece by piece. The library's own writer wants all tensors, and all their bytes again, in memory."""
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from math import prod
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -22,12 +22,13 @@ DTYPES = {
 }
 
 
-class Later(Protocol):
+class Later(ABC):
     """A tensor that is made when it is written."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
 
+    @abstractmethod
     def tensor(self) -> Tensor: ...
 
 

@@ -12,6 +12,7 @@ from fedecho.core.algorithm import Algorithm, demands
 from fedecho.core.gate import Gate
 from fedecho.core.idle import Idle
 from fedecho.core.rng import below, derive
+from fedecho.core.task import defines
 from fedecho.core.types import (
     CLIENT_FAILED,
     UNREADABLE,
@@ -249,7 +250,7 @@ class Server(Generic[S]):
         if not self.demands.control_variates:
             return
         algorithm: Any = self.algorithm
-        if not hasattr(algorithm, "without_corrections"):
+        if not defines(algorithm, "without_corrections"):
             raise ValueError(
                 f"{type(algorithm).__name__} asks for control variates, which clients have lost: give it without_corrections(state)"
             )

@@ -11,6 +11,15 @@ Batch = Any
 """Whatever ``Task.batch`` returns and ``Task.loss`` understands: a pair of tensors, a dict, ..."""
 
 
+def defines(value: object, *methods: str) -> bool:
+    """Are these methods of its class? A field that has such a name by chance is the user's own business.
+
+    >>> defines("text", "join"), defines("text", "evaluate")
+    (True, False)
+    """
+    return all(callable(getattr(type(value), name, None)) for name in methods)
+
+
 class Task(Protocol):
     """A model, the clients' examples, an unlabeled set U on the server and an evaluation.
 

@@ -15,7 +15,7 @@ from fedecho.core.drive import Moment
 from fedecho.core.layout import BoundNetwork, Layout
 from fedecho.core.rng import derive
 from fedecho.core.server import Server
-from fedecho.core.task import HasInputs, Saves, Task
+from fedecho.core.task import HasInputs, Saves, Task, defines
 from fedecho.core.types import GlobalModel, Weights
 from fedecho.distill.distiller import Distiller
 from fedecho.distill.student import Student, check_unlabeled
@@ -158,11 +158,12 @@ def inputs_of(experiment: Experiment, task: Task) -> Mapping[str, str]:
 
 
 def distiller_of(experiment: Experiment) -> Distiller | None:
-    return getattr(experiment.algorithm, "distiller", None)
+    found = getattr(experiment.algorithm, "distiller", None)
+    return found if isinstance(found, Distiller) else None
 
 
 def student_of(experiment: Experiment, make: Callable[[], Student]) -> Student | None:
-    return make() if hasattr(experiment.algorithm, "attached") else None
+    return make() if defines(experiment.algorithm, "attached") else None
 
 
 def server_of(experiment: Experiment, network: BoundNetwork, student: Student | None) -> Server[Any]:

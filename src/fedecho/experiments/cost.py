@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedecho.algorithms.fedecho import Echo, FedEcho
 from fedecho.core.drive import drive
 from fedecho.core.memory import ClientMemory
 from fedecho.core.types import Weights
@@ -57,7 +58,8 @@ def server_cost(experiment: Experiment, execution: Execution, num_versions: int)
     schedule = forecast_of(experiment)
     peak = 1 if schedule is None else schedule.peak_alive
     with one_thread(), assembled(experiment, execution) as simulation:
-        student = getattr(simulation.server.algorithm, "student", None)
+        algorithm = simulation.server.algorithm
+        student = algorithm.student if isinstance(algorithm, FedEcho) else None
         drive(simulation.server, simulation.transport, num_versions=1)
         infer, teach = _Stopwatch(), _Stopwatch()
         if student is not None:
@@ -65,7 +67,7 @@ def server_cost(experiment: Experiment, execution: Execution, num_versions: int)
             object.__setattr__(student, "teach", teach.around(student.teach))
         drive(simulation.server, simulation.transport, num_versions=1 + num_versions)
         weights, state = simulation.server.model.weights, simulation.server.state
-        bank = getattr(state, "bank", None)
+        bank = state.bank if isinstance(state, Echo) else None
     return ServerCost(
         inference_s=infer.seconds / num_versions,
         distillation_s=teach.seconds / num_versions,

@@ -7,6 +7,7 @@ from typing import Any
 from safetensors.torch import save
 from torch import Tensor
 
+from fedecho.algorithms.fedecho import Echo
 from fedecho.core.checkpoint import remove_checkpoints, write_atomically
 from fedecho.core.server import Server
 from fedecho.experiments.folder import MODEL
@@ -17,7 +18,7 @@ from fedecho.experiments.summary import Summary, accuracies, last_scores
 
 def summary_of(server: Server[Any], evaluations: Sequence[Line], **known: Any) -> Summary:
     """What the server and the evaluations tell; ``known`` is the rest, by the names of the summary's fields."""
-    bank = getattr(server.state, "bank", None)
+    bank = server.state.bank if isinstance(server.state, Echo) else None
     return Summary(
         num_versions=server.model.version,
         accepted=server.counts["accepted"],

@@ -7,7 +7,7 @@ from typing import Any
 from fedecho.core.admission import Admission
 from fedecho.core.algorithm import Algorithm, demands
 from fedecho.core.memory import Place, check_place
-from fedecho.core.task import Task
+from fedecho.core.task import Task, defines
 from fedecho.learning.local import LocalTraining
 from fedecho.learning.privacy import Privacy
 from fedecho.simulation.attacks import Attack
@@ -89,7 +89,7 @@ class Experiment:
             raise ValueError(
                 "privacy does not cover control variates: set algorithm.control_variates=false or use another method"
             )
-        if self.privacy.where == "server" and hasattr(self.algorithm, "distiller"):
+        if self.privacy.where == "server" and defines(self.algorithm, "attached"):
             raise ValueError(
                 "privacy.where='server' covers the buffer but not FedEcho's teachers, which see each update: use 'client'"
             )

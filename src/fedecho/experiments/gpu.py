@@ -17,11 +17,12 @@ from fedecho.core.lanes import server_lane
 from fedecho.core.layout import BoundNetwork, Layout
 from fedecho.core.modules import copied, structure_of
 from fedecho.core.rng import derive
-from fedecho.core.task import Task
+from fedecho.core.task import Task, defines
 from fedecho.core.types import Weights
 from fedecho.distill.captured import CapturedStudent, DeviceStudent, Forwards, HeldModule
 from fedecho.distill.student import Student
 from fedecho.distill.token_student import student_for
+from fedecho.experiments.build import distiller_of
 from fedecho.experiments.execution import SLOTS
 from fedecho.experiments.experiment import Experiment
 from fedecho.experiments.products import wrong_products
@@ -117,7 +118,7 @@ class GpuParts:
 
     @property
     def _distiller(self) -> Any:
-        return getattr(self.experiment.algorithm, "distiller", None)
+        return distiller_of(self.experiment)
 
     def _device_student(self) -> DeviceStudent:
         task = self.task
@@ -194,12 +195,12 @@ def forget_compiled() -> None:
 
 
 def _on(task: Task, device: str, precision: Precision) -> Task:
-    if not hasattr(task, "on"):
+    if not defines(task, "on"):
         raise ValueError(f"{type(task).__name__} cannot be put on a GPU: it has no method on(device); use serial or pool")
     placed: Any = task.on(device)
-    if hasattr(placed, "computing_in"):
+    if defines(placed, "computing_in"):
         placed = placed.computing_in(precision.dtype)
-    ready: Task = placed.in_few_shapes() if hasattr(placed, "in_few_shapes") else placed
+    ready: Task = placed.in_few_shapes() if defines(placed, "in_few_shapes") else placed
     return ready
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedecho.core.digest import arrays_sha256, file_sha256
+from fedecho.core.task import defines
 from fedecho.core.types import Weights
 from fedecho.core.user_files import FileError
 from fedecho.experiments.build import Simulation
@@ -48,11 +49,12 @@ def check_same(folder: Path, experiment: Experiment) -> None:
 
 def _check_model(folder: Path, began_with: str | None, task: Any) -> None:
     """A folder of the same name may hold other weights by now."""
-    if began_with is None or not hasattr(task, "model_files"):
+    files = _files_of(task).get(MODEL_FILES)
+    if began_with is None or files is None:
         return
-    if not task.model_files.startswith(str(began_with)):
+    if not files.startswith(str(began_with)):
         raise ConfigError(
-            f"{folder} began with {task.model} of {began_with}, but its files are now {task.model_files}: "
+            f"{folder} began with {task.model} of {began_with}, but its files are now {files}: "
             "put the former files back, or start in a new folder"
         )
 
@@ -113,8 +115,14 @@ def config_of(experiment: Experiment) -> Line | None:
 
 def notes_of(task: Any) -> dict[str, str]:
     """What a task wants said beside its numbers: its model, its prompt, what stands in for what."""
-    files = {MODEL_FILES: task.model_files} if hasattr(task, "model_files") else {}
-    return {**getattr(task, "notes", {}), **files}
+    notes = getattr(task, "notes", None)
+    told = {str(name): str(text) for name, text in notes.items()} if isinstance(notes, Mapping) else {}
+    return told | _files_of(task)
+
+
+def _files_of(task: Any) -> dict[str, str]:
+    files = getattr(task, "model_files", None)
+    return {MODEL_FILES: files} if isinstance(files, str) else {}
 
 
 def header_of(simulation: Simulation, config: Line | None, execution: Line) -> Line:
@@ -155,6 +163,6 @@ def _clients(task: Any, runtimes: ClientRuntimes) -> Line:
 
 def _labels(task: Any) -> Line:
     """Who holds which classes, of a task that says so."""
-    if not hasattr(task, "label_counts"):
+    if not defines(task, "label_counts"):
         return {}
     return {"labels": [{str(k): int(n) for k, n in task.label_counts(c).items()} for c in range(task.num_clients)]}

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedecho.core.checkpoint import write_atomically
 from fedecho.core.user_files import MIB, read_bytes
-from fedecho.experiments.build import assembled, one_thread
+from fedecho.experiments.build import assembled, distiller_of, one_thread
 from fedecho.experiments.config import ConfigError, completed, differences, to_config
 from fedecho.experiments.execution import Execution, check_same_arithmetic
 from fedecho.experiments.experiment import Experiment
@@ -204,7 +204,7 @@ def _evaluations(folder: Path) -> list[Line]:
 
 
 def _unlabeled(experiment: Any) -> str:
-    uses = hasattr(experiment.algorithm, "distiller") and hasattr(experiment.task, "provenance")
+    uses = distiller_of(experiment) is not None and hasattr(experiment.task, "provenance")
     return str(experiment.task.provenance) if uses else ""
 
 
