@@ -48,9 +48,10 @@ def plain_parts(one: Experiment) -> GpuParts:
     return GpuParts(one, EXACT, torch.device("cpu"))
 
 
+@pytest.mark.parametrize("correction", ["step", "once"])
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_job_with_control_variates(data: Path, device: str) -> None:
-    one = experiment(data, "fedac", "local.num_local_steps=2")
+def test_a_job_with_control_variates(data: Path, device: str, correction: str) -> None:
+    one = experiment(data, "fedac", "local.num_local_steps=2", f"algorithm.correction={correction}")
     on_cpu, rng = plain_parts(one), torch.Generator().manual_seed(0)
     weights = on_cpu.network.layout.pack(on_cpu.network.module)
     correction, control = (torch.randn(len(weights.params), generator=rng) for _ in range(2))

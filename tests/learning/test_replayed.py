@@ -60,7 +60,17 @@ def test_replayed_steps_are_the_plain_ones(local: LocalTraining, dropout: float)
         same(ours.train(dispatch), plain.train(dispatch))
 
 
-@pytest.mark.parametrize("local", [SGD, ADAMW, replace(ADAMW, correct_unseen=False), replace(ADAMW, corrected="step")])
+@pytest.mark.parametrize(
+    "local",
+    [
+        SGD,
+        ADAMW,
+        replace(ADAMW, correct_unseen=False),
+        replace(ADAMW, corrected="step"),
+        replace(SGD, correct_once=True),
+        replace(ADAMW, correct_once=True),
+    ],
+)
 @pytest.mark.parametrize("control", [True, False])
 def test_with_control_variates(local: LocalTraining, control: bool) -> None:
     module, rng = network(), torch.Generator().manual_seed(0)

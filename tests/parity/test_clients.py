@@ -83,6 +83,29 @@ def test_fedac_client_with_sgd(control: np.ndarray | None, shared: np.ndarray | 
 
 
 @pytest.mark.parametrize("control", [CONTROL, None], ids=["c_i", "no c_i"])
+@pytest.mark.parametrize("shared", [SHARED, None], ids=["c", "no c"])
+def test_fedac_client_corrected_once(control: np.ndarray | None, shared: np.ndarray | None) -> None:
+    """Plain SGD, then y -= lr (c - c_i); c_i' = (x_s - y) / (E lr) - (c - c_i). Batches of 3, 3 and 1, twice: K = 6, E = 2."""
+    local = LocalTraining(client_lr=0.1, epochs=2, batch_size=3, weight_decay=0.05, control_variates=True, correct_once=True)
+    delta, moved, steps = train(local, control, shared)
+    c_i, c = np.zeros(3) if control is None else control, np.zeros(3) if shared is None else shared
+    y = START
+    for _ in range(6):
+        y = y - 0.1 * (gradient(y) + 0.05 * y)
+    y = y - 0.1 * (c - c_i)
+    new = (START - y) / (2 * 0.1) - (c - c_i)
+    assert steps == 6
+    assert np.allclose(delta, y - START, rtol=0, atol=1e-12)
+    assert np.allclose(moved, new - c_i, rtol=0, atol=1e-12)
+
+
+def test_a_pass_that_is_cut_short_counts_as_its_share_of_a_pass() -> None:
+    local = LocalTraining(client_lr=0.1, num_local_steps=4, batch_size=3, control_variates=True, correct_once=True)
+    delta, moved, _ = train(local, CONTROL, SHARED)
+    assert np.allclose(moved, -delta / (4 / 3 * 0.1) - (SHARED - CONTROL) - CONTROL, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("control", [CONTROL, None], ids=["c_i", "no c_i"])
 def test_fedac_client_with_adamw(control: np.ndarray | None) -> None:
     """c - c_i is added to the gradient that AdamW sees; c_i' is the mean of the raw ones."""
     local = LocalTraining(

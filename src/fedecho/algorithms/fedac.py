@@ -2,6 +2,7 @@
 Fine-Grained Correction, AAAI 2024; after the public implementation, with three repairs named in docs/algorithms.md."""
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ class FedAC:
     """Updates weighted by how well they agree with the way the model went, look-ahead momentum, control variates at the clients.
 
     r_i = max(cos(x_t - x_s, Delta_i), ``min_agreement``), 1 for a fresh update; D = sum r_i Delta_i / sum r.
+    Clients correct every ``step`` by c - c_i, or ``once`` where they ended up, as the newest public implementations do.
     ``control_variates = False`` leaves the clients' steps uncorrected (docs/algorithms.md says when that is better).
     ``weighted_correction = False`` moves c by sum dc_i / N, so that it stays the mean of all c_i; weighted by r_i too, as in
     the public implementation, it drifts away from that mean for good.
@@ -43,18 +45,21 @@ class FedAC:
     min_agreement: float = 0.1
     control_variates: bool = True
     weighted_correction: bool = True
+    correction: Literal["step", "once"] = "step"
 
     def __post_init__(self) -> None:
         check_buffered(self.buffer_size, self.server_lr)
         check_moments(self.beta1, self.beta2, self.eps)
         if self.num_clients < 1:
             raise ValueError(f"num_clients must be at least 1, got {self.num_clients}")
+        if self.correction not in ("step", "once"):
+            raise ValueError(f"correction must be 'step' or 'once', got {self.correction!r}")
         if not self.min_agreement > 0:
             raise ValueError(f"min_agreement must be above 0, got {self.min_agreement}")
 
     @property
     def demands(self) -> Demands:
-        return Demands(control_variates=self.control_variates)
+        return Demands(control_variates=self.control_variates, correct_once=self.control_variates and self.correction == "once")
 
     def init(self, model: GlobalModel) -> Prospect:
         zero = torch.zeros_like(model.weights.params)

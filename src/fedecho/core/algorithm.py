@@ -41,6 +41,8 @@ class Demands:
     """Clients add proximal / 2 |y - x_s|^2 to their loss."""
     control_variates: bool = False
     """Clients keep c_i, correct every step by c - c_i and report how c_i moved."""
+    correct_once: bool = False
+    """They correct where they ended up, once, in place of every step."""
 
 
 def demands(algorithm: Algorithm[Any]) -> Demands:

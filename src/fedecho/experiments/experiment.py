@@ -54,6 +54,8 @@ class Experiment:
             raise ValueError(
                 "local.control_variates needs a method that sends a correction (fedac), which switches it on by itself"
             )
+        if self.local.correct_once:
+            raise ValueError("local.correct_once is switched on by FedAC: set algorithm.correction=once in its place")
         if not self.local_training.control_variates and (self.local.corrected != "gradient" or not self.local.correct_unseen):
             raise ValueError(
                 "local.corrected and local.correct_unseen say how control variates correct a client's steps, and this method has "
@@ -76,6 +78,7 @@ class Experiment:
             self.local,
             proximal=self.local.proximal or asked.proximal,
             control_variates=self.local.control_variates or asked.control_variates,
+            correct_once=asked.correct_once,
         )
 
     def _check_privacy(self) -> None:

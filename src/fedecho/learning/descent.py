@@ -91,4 +91,5 @@ def wants_moments(local: LocalTraining) -> bool:
 
 def wants_raw_mean(local: LocalTraining) -> bool:
     """Where AdamW's gradient is corrected c_i' is the mean raw one; a mean step is known from how far the client came."""
-    return local.control_variates and local.optimizer == "adamw" and local.corrected == "gradient"
+    in_gradient = local.corrected == "gradient" and not local.correct_once
+    return local.control_variates and local.optimizer == "adamw" and in_gradient

@@ -10,7 +10,8 @@ class LocalTraining:
     """K steps of SGD or AdamW, fresh for every job.
 
     ``epochs`` counts passes over the client's data, the last partial batch kept; ``num_local_steps`` (K), if given, counts
-    steps instead. ``proximal`` adds proximal / 2 |y - x_s|^2; with ``control_variates`` every step is corrected by c - c_i.
+    steps instead. ``proximal`` adds proximal / 2 |y - x_s|^2; with ``control_variates`` every step is corrected by c - c_i, or,
+    where FedAC asks for ``correct_once``, the end alone: y -= lr (c - c_i), and c_i' = (x_s - y) / (E lr) - (c - c_i), E passes.
 
     AdamW corrects its ``gradient`` (y goes by AdamW's step for g + c - c_i, and c_i' is the mean raw gradient) or its ``step``
     (y goes by lr (c - c_i) more, and c_i' is the mean step in units of lr, as SGD has it). Corrected in its gradient, a parameter
@@ -26,6 +27,7 @@ class LocalTraining:
     weight_decay: float = 0.0
     proximal: float = 0.0
     control_variates: bool = False
+    correct_once: bool = False
     corrected: Literal["gradient", "step"] = "gradient"
     correct_unseen: bool = True
     beta1: float = 0.9
@@ -55,6 +57,11 @@ class LocalTraining:
     def _check_corrections(self) -> None:
         if self.corrected not in ("gradient", "step"):
             raise ValueError(f"local.corrected must be 'gradient' or 'step', got {self.corrected!r}")
+        if self.correct_once and (self.corrected != "gradient" or not self.correct_unseen):
+            raise ValueError(
+                "local.corrected and local.correct_unseen say how every step is corrected, and algorithm.correction=once corrects "
+                "none of them: leave them out"
+            )
         if self.optimizer == "sgd" and self.corrected == "step":
             raise ValueError("local.corrected=step is for local.optimizer=adamw: SGD's step is its gradient, leave it out")
         if self.optimizer == "sgd" and not self.correct_unseen:
@@ -65,6 +72,11 @@ class LocalTraining:
             raise ValueError(
                 "local.correct_unseen=false is for local.corrected=gradient; with step nothing goes by the whole rate, leave it out"
             )
+
+    def num_corrected(self, num_examples: int) -> float:
+        """What x_s - y is divided by, beside the rate, for c_i': K steps, or, corrected once, E passes over the data."""
+        num_steps = self.num_steps(num_examples)
+        return num_steps / -(-num_examples // self.batch_size) if self.correct_once else num_steps
 
     def num_steps(self, num_examples: int) -> int:
         """K for a client with this many examples."""

@@ -91,7 +91,7 @@ class ReplayedSteps:
         self._device = params.device
         self._lane, self._pool = self.lane or lane_on(self._device), memory_pool(self._device)
         self._start = torch.zeros_like(params) if local.proximal else None
-        self._shift = torch.zeros_like(params) if local.control_variates else None
+        self._shift = torch.zeros_like(params) if local.control_variates and not local.correct_once else None
         self._raw = torch.zeros_like(params) if wants_raw_mean(local) else None
         self._moments = (torch.zeros_like(params), torch.zeros_like(params)) if wants_moments(local) else ()
         # In float64: 1 - beta^count loses half of its digits in float32.

@@ -37,11 +37,13 @@ class Trainer:
         num_steps = self.local.num_steps(num_examples)
         shift = _shift(dispatch.model.correction, control)
         steps = self.steps or EagerSteps(self.task, self.local, network)
-        steps.begin(base.params, shift, num_steps)
+        steps.begin(base.params, None if self.local.correct_once else shift, num_steps)
         augment = torch_rng(dispatch.seed, "augment")
         with global_rng(base.params.device, dispatch.seed, "module"):
             for rows in self._batches(num_examples, num_steps, dispatch.seed):
                 steps.step(self.task.batch(dispatch.client, rows, augment))
+        if self.local.correct_once and shift is not None:
+            network.weights.params.sub_(shift, alpha=self.local.client_lr)
         return ClientUpdate(
             client=dispatch.client,
             base_version=dispatch.model.version,
@@ -49,7 +51,7 @@ class Trainer:
             buffers=network.weights.buffers.clone(),
             num_examples=num_examples,
             num_steps=num_steps,
-            correction=self._correction(base.params, shift, control, steps.raw_mean(), num_steps),
+            correction=self._correction(base.params, shift, control, steps.raw_mean(), num_examples),
             metrics={"train_loss": steps.mean_loss()},
         )
 
@@ -63,14 +65,17 @@ class Trainer:
                 yield rows
 
     def _correction(
-        self, start: Tensor, shift: Tensor | None, control: Tensor | None, raw: Tensor | None, num_steps: int
+        self, start: Tensor, shift: Tensor | None, control: Tensor | None, raw: Tensor | None, num_examples: int
     ) -> Tensor | None:
-        """dc_i = c_i' - c_i, with c_i' = c_i - c + (x_s - y) / (K lr), or ``raw`` where AdamW's gradient is corrected."""
+        """dc_i = c_i' - c_i, with c_i' = c_i - c + (x_s - y) / (K lr), or ``raw`` where AdamW's gradient is corrected.
+
+        Corrected once, E passes over the data take the place of K steps.
+        """
         if not self.local.control_variates:
             return None
         if raw is not None:
             return raw if control is None else raw.sub_(control)
-        moved = (start - self.network.weights.params) / (num_steps * self.local.client_lr)
+        moved = (start - self.network.weights.params) / (self.local.num_corrected(num_examples) * self.local.client_lr)
         # c_i' - c_i = -c + moved, and c = shift + c_i.
         moved = moved if shift is None else moved.sub_(shift)
         return moved if control is None else moved.sub_(control)

@@ -84,8 +84,9 @@ class Slot:
         self.cursor.add_(1)
 
     def _extras(self, part: slice) -> tuple[Tensor | None, Tensor | None]:
-        """x_s and c - c_i where the method wants them."""
-        return None if self.start is None else self.start[part], None if self.shift is None else self.shift[part]
+        """x_s and c - c_i where the method wants them in every step."""
+        shift = None if self.plan.local.correct_once else self.shift
+        return None if self.start is None else self.start[part], None if shift is None else shift[part]
 
     def begin(self, job: Job, ready: Mark) -> Running:
         """Queue the whole job; returns at once."""
@@ -108,11 +109,14 @@ class Slot:
             return self._finished(job, base, num_steps)
 
     def _finished(self, job: Job, base: Weights, num_steps: int) -> Running:
-        delta = self.weights.params - base.params
+        delta, local = self.weights.params - base.params, self.plan.local
         correction = None
         if self.shift is not None:
+            if local.correct_once:
+                delta.sub_(self.shift, alpha=local.client_lr)
             # dc_i = (x_s - y) / (K lr) - c, and c = shift + c_i.
-            correction = delta.mul(-1.0 / (num_steps * self.plan.local.client_lr)).sub_(self.shift)
+            num_corrected = local.num_corrected(self.plan.num_examples[job.dispatch.client])
+            correction = delta.mul(-1.0 / (num_corrected * local.client_lr)).sub_(self.shift)
             if job.control is not None:
                 correction.sub_(job.control)
         loss = self.loss / num_steps
