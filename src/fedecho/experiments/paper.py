@@ -41,7 +41,7 @@ class Cell:
 
     @property
     def slug(self) -> str:
-        words = f"{self.row.label} {self.column.label} seed{self.seed}".lower()
+        words = f"{self.row.label} {self.column.label} seed{self.seed}".lower().replace("+", " plus ")
         return "-".join("".join(c if c.isalnum() or c in ".=" else " " for c in words).split())
 
     def experiment(self) -> Experiment:
@@ -104,11 +104,18 @@ def values_of(rows: tuple[Row, ...], columns: tuple[Column, ...], figures: str) 
     return table
 
 
+STEP = "algorithm.correction=step"
 CONTROLS = (
     Row("control: BatchNorm on U alone", "fedecho", ("algorithm.distiller.distill_lr=0",), control=True),
     Row("control: BatchNorm frozen", "fedecho", ("algorithm.distiller.batch_norm=frozen",), control=True),
-    Row("control: FedAC without control variates", "fedac", ("algorithm.control_variates=false",), control=True),
-    Row("control: FedAC, c the mean of c_i", "fedac", ("algorithm.weighted_correction=false",), control=True),
+    Row("control: FedAC corrected in every step", "fedac", (STEP,), control=True),
+    Row("control: FedAC without control variates", "fedac", (STEP, "algorithm.control_variates=false"), control=True),
+    Row("control: FedAC, c the mean of c_i", "fedac", (STEP, "algorithm.weighted_correction=false"), control=True),
+    Row("FedEcho+ (CIFAR-100)", "fedecho+", ("task.unlabeled=cifar100",), control=True),
+    Row("FedEcho+ (STL10)", "fedecho+", ("task.unlabeled=stl10",), control=True),
+    Row("FedEcho+ (synthetic)", "fedecho+", ("task.unlabeled=synthetic",), control=True),
+    Row("FedEcho+, shared prior", "fedecho+", ("algorithm.distiller.shared_prior=1",), control=True),
+    Row("control: FedEcho, teachers of the current buffer", "fedecho", ("algorithm.distiller.max_teacher_age=0",), control=True),
     # Whether a seed's result is its partition's or its training's: of seed 0 the one, of seed 1 the other says something new.
     Row("control: FADAS, seed 1's partition", "fadas", ("task.seed=1",), control=True),
     Row("control: FADAS, seed 0's partition", "fadas", ("task.seed=0",), control=True),

@@ -73,11 +73,16 @@ def _cifar(
         "fedasync": (FedAsync(), plain_lr),
         "fedbuff": (FedBuff(buffer_size=buffer_size), plain_lr),
         "ca2fl": (CA2FL(buffer_size=buffer_size, num_clients=num_clients, memory="device"), plain_lr),
-        "fedac": (FedAC(buffer_size=buffer_size, num_clients=num_clients), 0.1),
+        "fedac": (FedAC(buffer_size=buffer_size, num_clients=num_clients, correction="once"), 0.1),
         "fadas": (FADAS(buffer_size=buffer_size), 0.1),
         "fedecho": (FedEcho(inner=FedBuff(buffer_size=buffer_size), distiller=Distiller(), seed=seed), 0.03),
         "fedecho+": (
-            FedEchoPlus(inner=FedBuff(buffer_size=buffer_size), distiller=Distiller(prior_correction=1.0), seed=seed),
+            FedEchoPlus(
+                inner=FedBuff(buffer_size=buffer_size),
+                # U is far from the clients' images, so mean predictions on it say little about rare classes.
+                distiller=Distiller(prior_correction=1.0, prior_floor=0.1),
+                seed=seed,
+            ),
             0.03,
         ),
     }
