@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from tests.report.hand_made import SUMMARY, lines, write
 
-from fedecho.experiments.record import read_header, read_record
+from fedecho.core.drive import Moment
+from fedecho.core.server import Receipt
+from fedecho.experiments.record import Record, read_header, read_record
 from fedecho.experiments.summary import Summary
 from fedecho.report.book import report_of
 
@@ -85,3 +87,31 @@ def test_an_odd_summary_is_named(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(ValueError, match=r"summary\.json is damaged .*; remove it, then `fedecho resume") as caught:
         report_of([folder])
     assert said in str(caught.value)
+
+
+class OneKind:
+    def class_of(self, client: int) -> str:
+        return "short"
+
+    def draw(self, client: int, dispatch: int) -> float:
+        return 1.0
+
+
+def test_every_line_that_a_record_writes_is_read_back(tmp_path: Path) -> None:
+    """Refusals have a code, and a client may call its metrics what it likes, even by names that our own fields have."""
+    metrics = dict.fromkeys(("loss", "code", "reason", "status", "time", "class"), 0.5)
+    job: dict[str, Any] = {"dispatch": 3, "base_version": 1, "staleness": 0}
+    record = Record.new(tmp_path, OneKind(), {k: v for k, v in lines()[0].items() if k != "event"})
+    for receipt in (
+        Receipt("accepted", 1, **job, metrics=metrics),
+        Receipt("rejected", 1, "delta is not finite", "not finite", **job),
+        Receipt("rejected", 1, "update was not asked for", "not asked for"),
+    ):
+        record.moment(Moment(2.0, receipt, None))
+    record.evaluation(1, 2.0, {"accuracy": 0.5, "time": -3.0, "version": 7.5, "event": 1.0}, {})
+    record.close()
+    _, accepted, refused, unasked, evaluation = read_record(tmp_path)
+    assert (accepted["loss"], accepted["status"], accepted["time"], accepted["class"]) == (0.5, "accepted", 2.0, "short")
+    assert not {"code", "reason"} & set(accepted)
+    assert (refused["code"], unasked["code"]) == ("not finite", "not asked for")
+    assert evaluation == {"event": "evaluation", "version": 1, "time": 2.0, "accuracy": 0.5}

@@ -27,6 +27,9 @@ RECORD = "run.jsonl"
 OF_CLASS = "accuracy_class_"
 """How the names of a task's scores for single classes begin."""
 
+REFUSED_ONLY = ("reason", "code")
+"""Fields of an answer that is not accepted. A client's metric of such a name must not stand in their place."""
+
 Line = dict[str, Any]
 
 
@@ -114,8 +117,8 @@ class Record:
 
     def evaluation(self, version: int, time: float, scores: Mapping[str, float], costs: Line) -> Line:
         """The scores, those of single classes as one list, and what is measured of the machine; that is new every time."""
-        plain = {name: score for name, score in scores.items() if not name.startswith(OF_CLASS)}
-        line: Line = {"event": "evaluation", "version": version, "time": time, **plain}
+        own: Line = {"event": "evaluation", "version": version, "time": time}
+        line = own | {name: score for name, score in scores.items() if name not in own and not name.startswith(OF_CLASS)}
         of_class = [rounded(score, 4) for name, score in scores.items() if name.startswith(OF_CLASS)]
         if of_class:
             line["per_class"] = of_class
@@ -134,7 +137,8 @@ class Record:
             line |= {"dispatch": receipt.dispatch, "base": receipt.base_version, "staleness": receipt.staleness}
             line["class"] = self._runtimes.class_of(receipt.client)
         if receipt.status == "accepted":
-            line = _numbers(receipt.metrics) | line | {"norm": rounded(receipt.norm)}
+            metrics = {name: value for name, value in receipt.metrics.items() if name not in REFUSED_ONLY}
+            line = _numbers(metrics) | line | {"norm": rounded(receipt.norm)}
         return line
 
     def sync(self) -> Mark:

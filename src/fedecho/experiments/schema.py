@@ -118,6 +118,7 @@ class MessageLine(TypedDict):
     client: Whole
     status: str
     reason: NotRequired[str]
+    code: NotRequired[str]
 
 
 AnswerLine = TypedDict(
@@ -127,6 +128,7 @@ AnswerLine = TypedDict(
         "client": Count,
         "status": str,
         "reason": NotRequired[str],
+        "code": NotRequired[str],
         "dispatch": Count,
         "base": Count,
         "staleness": Count,
