@@ -12,13 +12,15 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from loop_grid import LoopGrid
+from safetensors.torch import load_file
 from torch import nn
 
 from fedecho import CA2FL, Distiller, FedAC, FedAsync, FedAvg, FedBuff, FedEcho
 from fedecho.core.admission import Admission
 from fedecho.experiments.config import ConfigError
+from fedecho.experiments.record import read_record
 from fedecho.flower import AsyncStrategy, Waiting
-from fedecho.flower.strategy import layout_of
+from fedecho.flower.user_model import layout_of
 
 N = 4
 SEEN: list[dict[str, Any]] = []
@@ -182,3 +184,181 @@ def test_a_run_of_another_configuration_is_not_gone_on_with(tmp_path: Path) -> N
             other.start(loop(), arrays, num_rounds=4)
     result = strategy(FedBuff(buffer_size=2), folder=tmp_path).start(loop(), arrays, num_rounds=4)
     assert max(result.train_metrics_clientapp) == 4
+
+
+@pytest.mark.parametrize("evaluate", [accuracy, None])
+def test_zero_rounds_evaluate_the_initial_model_as_flower_does(evaluate: Any, tmp_path: Path) -> None:
+    arrays = ArrayRecord(net().state_dict())
+    grid = loop()
+    result = strategy(FedBuff(buffer_size=2), folder=tmp_path / "run").start(grid, arrays, num_rounds=0, evaluate_fn=evaluate)
+    assert list(result.evaluate_metrics_serverapp) == ([0] if evaluate else [])
+    assert result.train_metrics_clientapp == {}
+    assert {name: array.data for name, array in result.arrays.items()} == {name: array.data for name, array in arrays.items()}
+    assert not grid.orders
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("rounds", [-1, 2.0, True, float("nan"), "3", None])
+def test_num_rounds_is_a_whole_number(rounds: Any) -> None:
+    with pytest.raises(ValueError, match="num_rounds must be a whole number of at least 0, got"):
+        strategy(FedBuff(buffer_size=2)).start(loop(), ArrayRecord(net().state_dict()), num_rounds=rounds)
+
+
+@pytest.mark.parametrize("timeout", [-1, 0, float("nan"), float("-inf"), "60", True])
+def test_a_timeout_is_a_positive_number(timeout: Any) -> None:
+    with pytest.raises(ValueError, match="timeout must be a number of seconds above 0, or None for no deadline, got"):
+        strategy(FedBuff(buffer_size=2)).start(loop(), ArrayRecord(net().state_dict()), timeout=timeout)
+
+
+@pytest.mark.parametrize("timeout", [None, float("inf"), 1e300, 5])
+def test_without_a_timeout_answers_are_awaited(timeout: float | None) -> None:
+    """Flower's grid takes None too. A message must end at some date, which is far away then."""
+    grid = loop()
+    result = strategy(FedBuff(buffer_size=2)).start(grid, ArrayRecord(net().state_dict()), num_rounds=2, timeout=timeout)
+    assert list(result.train_metrics_clientapp) == [1, 2]
+    years = grid.orders[0].metadata.ttl / (365 * 86400)
+    assert years == 10 if timeout != 5 else years < 1e-4
+
+
+def test_a_timeout_of_the_waiting_is_not_passed_over() -> None:
+    with pytest.raises(ValueError, match=r"give start\(timeout=60\) in place of Waiting\(timeout_s=60\)"):
+        AsyncStrategy(algorithm=FedBuff(buffer_size=2), num_clients=N, waiting=Waiting(timeout_s=60))
+
+
+def test_a_finished_run_names_the_setting_that_the_user_has(tmp_path: Path) -> None:
+    arrays = ArrayRecord(net().state_dict())
+    strategy(FedBuff(buffer_size=2), folder=tmp_path).start(loop(), arrays, num_rounds=2)
+    with pytest.raises(ConfigError, match=r"already holds a finished run: choose another folder \(folder\)$"):
+        strategy(FedBuff(buffer_size=2), folder=tmp_path).start(loop(), arrays, num_rounds=2)
+
+
+class KilledError(BaseException):
+    """As a power cut: nobody catches it."""
+
+
+def killing(version: int) -> Any:
+    def evaluate(now: int, arrays: ArrayRecord) -> MetricRecord:
+        if now == version:
+            raise KilledError
+        return accuracy(now, arrays)
+
+    return evaluate
+
+
+def close(ours: dict[int, MetricRecord], theirs: dict[int, MetricRecord]) -> bool:
+    """A record has nine digits."""
+    return {version: dict(metrics) for version, metrics in ours.items()} == {
+        version: pytest.approx(dict(metrics), rel=1e-8) for version, metrics in theirs.items()
+    }
+
+
+def test_the_result_of_a_resumed_run_has_all_versions(tmp_path: Path) -> None:
+    """The same clients at the same virtual times, so nothing but the kill lies between the two."""
+    arrays = ArrayRecord(net().state_dict())
+    whole = strategy(FedAvg(buffer_size=N)).start(loop(), arrays, num_rounds=5, evaluate_fn=accuracy)
+    for version in (2, 4):
+        with pytest.raises(KilledError):
+            strategy(FedAvg(buffer_size=N), folder=tmp_path).start(loop(), arrays, num_rounds=5, evaluate_fn=killing(version))
+    result = strategy(FedAvg(buffer_size=N), folder=tmp_path).start(loop(), arrays, num_rounds=5, evaluate_fn=accuracy)
+    assert list(result.evaluate_metrics_serverapp) == [0, 1, 2, 3, 4, 5]
+    assert list(result.train_metrics_clientapp) == [1, 2, 3, 4, 5]
+    assert close(result.evaluate_metrics_serverapp, whole.evaluate_metrics_serverapp)
+    assert close(result.train_metrics_clientapp, whole.train_metrics_clientapp)
+    evaluated = [line["version"] for line in read_record(tmp_path) if line["event"] == "evaluation"]
+    assert evaluated == [1, 2, 3, 4, 5], "version 0 is in no mean"
+
+
+@pytest.mark.parametrize("left", ["checkpoint-00000001.safetensors", ".lock"])
+def test_a_run_killed_between_its_summary_and_the_clean_up_can_be_submitted_again(left: str, tmp_path: Path) -> None:
+    arrays = ArrayRecord(net().state_dict())
+    first = strategy(FedBuff(buffer_size=2), folder=tmp_path).start(loop(), arrays, num_rounds=3, evaluate_fn=accuracy)
+    (tmp_path / left).write_bytes(b"")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.name != left}
+    with pytest.raises(ConfigError, match="another configuration"):
+        strategy(FedBuff(buffer_size=2, server_lr=0.5), folder=tmp_path).start(loop(), arrays, num_rounds=3)
+    (tmp_path / left).write_bytes(b"")
+    grid = loop()
+    again = strategy(FedBuff(buffer_size=2), folder=tmp_path).start(grid, arrays, num_rounds=3, evaluate_fn=accuracy)
+    assert not grid.orders
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert {name: array.data for name, array in again.arrays.items()} == {n: a.data for n, a in first.arrays.items()}
+    assert close(again.evaluate_metrics_serverapp, first.evaluate_metrics_serverapp)
+    assert close(again.train_metrics_clientapp, first.train_metrics_clientapp)
+
+
+class Everything(nn.Module):
+    """Frozen and tied parameters, a counter, a mask, running statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(2, 4)
+        self.stem.requires_grad_(False)
+        self.norm = nn.BatchNorm1d(4)
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4, bias=False)
+        self.second.weight = self.first.weight
+        self.head = nn.Linear(4, 2)
+        self.register_buffer("mask", torch.tensor([True, True, False, True]))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.head(self.second(torch.relu(self.first(self.norm(self.stem(rows)) * self.mask))))
+
+
+everything = ClientApp()
+
+
+@everything.train()
+def train_everything(message: Message, context: Context) -> Message:
+    """Knows the arrays by their order alone, as clients with lists of numpy arrays do."""
+    torch.manual_seed(1)
+    model = Everything()
+    values = message.content["arrays"].to_numpy_ndarrays()
+    names = list(model.state_dict())
+    model.load_state_dict({name: torch.tensor(value) for name, value in zip(names, values, strict=True)})
+    points = torch.randn(16, 2, generator=torch.Generator().manual_seed(int(context.node_config["partition-id"])))
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    loss = nn.functional.cross_entropy(model(points), (points[:, 0] > 0).long())
+    loss.backward()
+    optimizer.step()
+    metrics = MetricRecord({"train_loss": float(loss.detach()), "num-examples": 16})
+    return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
+
+
+@pytest.mark.parametrize("kind", ["without a module", "with it", "fedecho"])
+def test_the_final_model_loads_strictly_and_what_is_frozen_is_the_arrays_own(kind: str, tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    start = Everything()
+    other = Everything()  # its frozen weights are not those that are sent
+    frozen = {name: value.clone() for name, value in start.state_dict().items() if name.startswith("stem") or name == "mask"}
+    method: Any = FedBuff(buffer_size=2)
+    options: dict[str, Any] = {} if kind == "without a module" else {"module": other}
+    if kind == "fedecho":
+        method = FedEcho(inner=method, distiller=Distiller(distill_lr=1e-3, batch_size=20))
+        options["unlabeled"] = torch.randn(40, 2, generator=torch.Generator().manual_seed(4))
+    untouched = {name: value.clone() for name, value in other.state_dict().items()}
+    grid = LoopGrid(everything, N, lambda client, number: 1.0, {})
+    grid._runtime = lambda order: 1.0  # type: ignore[method-assign]
+    result = strategy(method, folder=tmp_path, **options).start(grid, ArrayRecord(start.state_dict()), num_rounds=4)
+    for state in (result.arrays.to_torch_state_dict(), load_file(tmp_path / "model.safetensors")):
+        assert list(result.arrays) == list(start.state_dict())
+        loaded = Everything()
+        loaded.load_state_dict(state, strict=True)
+        for name, value in frozen.items():
+            torch.testing.assert_close(loaded.state_dict()[name], value, rtol=0, atol=0)
+        assert loaded.second.weight is loaded.first.weight
+        torch.testing.assert_close(state["second.weight"], state["first.weight"], rtol=0, atol=0)
+        assert not torch.equal(state["first.weight"], start.state_dict()["first.weight"]), "it was trained"
+    assert all(torch.equal(value, untouched[name]) for name, value in other.state_dict().items()), "the user's module is his"
+
+
+def test_the_server_distils_with_the_frozen_weights_that_are_sent() -> None:
+    """Two modules that differ in what is frozen alone give one model, for the arrays say what it is."""
+    torch.manual_seed(5)
+    start, models = Everything(), []
+    for module in (start, Everything()):
+        method = FedEcho(inner=FedBuff(buffer_size=2), distiller=Distiller(distill_lr=1e-2, batch_size=20))
+        grid = LoopGrid(everything, N, lambda client, number: 1.0, {})
+        grid._runtime = lambda order: 1.0  # type: ignore[method-assign]
+        unlabeled = torch.randn(40, 2, generator=torch.Generator().manual_seed(4))
+        made = strategy(method, module=module, unlabeled=unlabeled)
+        models.append(made.start(grid, ArrayRecord(start.state_dict()), num_rounds=3).arrays["head.weight"].numpy())
+    np.testing.assert_array_equal(*models)

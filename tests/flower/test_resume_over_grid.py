@@ -1,6 +1,7 @@
 """A deployed run that is killed and submitted again: nothing twice, nothing lost but what was in flight."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -233,10 +234,43 @@ def test_a_run_that_gets_nowhere_ends(tmp_path: Path) -> None:
         return reply if order.metadata.message_type == "query" else Message(RecordDict(), reply_to=order)
 
     grid.spoil = spoil
-    with pytest.raises(
-        ConfigError, match="not one of the last 100 jobs gave an update; the last one: the answer cannot be read"
-    ):
+    words = r"not one of the last (\d+) jobs gave an update: every connected client failed in the same way \(unreadable\)"
+    with pytest.raises(ConfigError, match=f"{words}; the last one: the answer cannot be read") as caught:
         run(experiment, grid, tmp_path)
+    assert 16 <= int(re.search(words, str(caught.value))[1]) <= 50, "eight clients, each at least twice"
+
+
+def test_where_everybody_fails_in_many_ways_the_run_ends_later(tmp_path: Path) -> None:
+    experiment = small("fedbuff")
+    grid = grid_for(experiment)
+
+    def spoil(order: Message, reply: Message) -> Message:
+        if order.metadata.message_type == "query":
+            return reply
+        codes = {0: 2, 1: 3}
+        place = len(grid.orders) % 3
+        return Message(Error(codes[place], "no"), reply_to=order) if place in codes else Message(RecordDict(), reply_to=order)
+
+    grid.spoil = spoil
+    with pytest.raises(ConfigError, match="not one of the last 100 jobs gave an update; the last one"):
+        run(experiment, grid, tmp_path)
+
+
+def test_a_network_that_fails_everybody_for_a_while_ends_no_run(tmp_path: Path) -> None:
+    """Sixty answers in a row are lost on their way; no client did that."""
+    experiment = small("fedbuff")
+    grid, left = grid_for(experiment), 60
+
+    def spoil(order: Message, reply: Message) -> Message:
+        nonlocal left
+        if order.metadata.message_type == "query" or left == 0:
+            return reply
+        left -= 1
+        return Message(Error(3, "expired"), reply_to=order)
+
+    grid.spoil = spoil
+    summary = run(experiment, grid, tmp_path)
+    assert (summary.accepted, summary.reasons) == (24, {"answer lost": 60})
 
 
 def test_a_run_of_before_there_was_a_setting_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,3 +403,21 @@ def test_other_software_goes_on_only_where_it_is_allowed(tmp_path: Path) -> None
     assert run(experiment, grid_for(experiment), tmp_path, other_software=True).num_versions == experiment.num_versions
     (line,) = [line for line in read_record(tmp_path) if line["event"] == "software"]
     assert line["software"]["torch"] == torch.__version__
+
+
+def test_a_run_killed_between_its_summary_and_the_clean_up_is_finished(tmp_path: Path) -> None:
+    experiment = replace(small("fedbuff"), num_versions=2)
+    summary = run(experiment, grid_for(experiment), tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    (tmp_path / "checkpoint-00000006.safetensors").write_bytes(b"of the last version")
+    (tmp_path / ".lock").write_text("1\n")
+    said: list[str] = []
+    grid = grid_for(experiment)
+    assert run(experiment, grid, tmp_path, say=said.append) == summary
+    assert said == [
+        f"the run in {tmp_path} had finished before its server was killed: its checkpoints are removed, nothing is run"
+    ]
+    assert not grid.orders
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    with pytest.raises(ConfigError, match=r"already holds a finished run: choose another folder \(out\)"):
+        run(experiment, grid_for(experiment), tmp_path)

@@ -77,9 +77,14 @@ def owned(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
                 folder.rmdir()  # only if nothing came of it
 
 
-def tidy_finished(folder: Path, say: Callable[[str], None]) -> None:
+def is_tidy(folder: Path) -> bool:
     """A process that was killed right after its summary had no time to remove its checkpoints and its lock."""
-    if any(next(folder.glob(pattern), None) for pattern in ("checkpoint-*", LOCK)):
+    return not any(next(folder.glob(pattern), None) for pattern in ("checkpoint-*", LOCK))
+
+
+def tidy_finished(folder: Path, say: Callable[[str], None]) -> None:
+    """Remove what such a process left."""
+    if not is_tidy(folder):
         with owned(folder, say):
             remove_checkpoints(folder)
 

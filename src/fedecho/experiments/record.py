@@ -30,6 +30,9 @@ OF_CLASS = "accuracy_class_"
 REFUSED_ONLY = ("reason", "code")
 """Fields of an answer that is not accepted. A client's metric of such a name must not stand in their place."""
 
+EVALUATION, INITIAL = "evaluation", "initial evaluation"
+"""Events of scores. The initial one is of version 0, which nobody has trained; only deployments record it."""
+
 Line = dict[str, Any]
 
 
@@ -115,9 +118,9 @@ class Record:
         self._others += 1
         return (self._others - 1) % self._every == 0
 
-    def evaluation(self, version: int, time: float, scores: Mapping[str, float], costs: Line) -> Line:
+    def evaluation(self, version: int, time: float, scores: Mapping[str, float], costs: Line, event: str = EVALUATION) -> Line:
         """The scores, those of single classes as one list, and what is measured of the machine; that is new every time."""
-        own: Line = {"event": "evaluation", "version": version, "time": time}
+        own: Line = {"event": event, "version": version, "time": time}
         line = own | {name: score for name, score in scores.items() if name not in own and not name.startswith(OF_CLASS)}
         of_class = [rounded(score, 4) for name, score in scores.items() if name.startswith(OF_CLASS)]
         if of_class:

@@ -1,7 +1,11 @@
-"""A run that gets nowhere is ended with a word: nearly every update refused, most not finite, or nobody reporting at all."""
+"""Ends a run that gets nowhere: nearly every update refused, most not finite, nobody reporting, or everybody failing."""
+
+from collections import Counter
+from collections.abc import Set
 
 from fedecho.core.admission import NOT_FINITE
 from fedecho.core.server import Receipt
+from fedecho.core.types import CLIENT_FAILED
 from fedecho.experiments.config import ConfigError
 from fedecho.experiments.experiment import Experiment
 from fedecho.simulation.forecast import most_fruitless
@@ -11,6 +15,12 @@ PER_ACCEPTED = 9
 """Refused updates that one accepted update makes up for."""
 PER_ACCEPTED_NOT_FINITE = 2
 """The same for updates that are not finite: where most clients send such, it is the model that is lost."""
+
+
+ALIKE, ALIKE_EACH = 10, 2
+"""Failures of one kind in a row that end a deployed run: in all, and of every client that is connected."""
+MOST_FAILED = 100
+"""The same for failures of any kinds, of which each connected client has at least one."""
 
 
 class DivergedError(ConfigError):
@@ -41,3 +51,41 @@ class Standstill:
                 f"most of the last updates were rejected, the last one because {receipt.reason}: if training has diverged, "
                 "lower local.client_lr or algorithm.server_lr"
             )
+
+
+class Failures:
+    """Ends a deployed run in which every connected client fails. A client that might still answer is waited for.
+
+    A few failures of one kind end it if they are the clients' own: a refused update or an app that raised. Lost connections,
+    missed deadlines and the like pass, so of those it takes many more.
+    """
+
+    def __init__(self) -> None:
+        self._failed, self._own = Counter[int](), Counter[int]()
+        """By client, since the last accepted update: all failures, and those that are the client's own."""
+        self._codes = set[str]()
+
+    def see(self, receipt: Receipt, present: Set[int]) -> None:
+        if receipt.status == "accepted":
+            for seen in (self._failed, self._own, self._codes):
+                seen.clear()
+        elif receipt.status in ("rejected", "lost"):
+            self._failed[receipt.client] += 1
+            if receipt.status == "rejected" or receipt.code == CLIENT_FAILED:
+                self._own[receipt.client] += 1
+                self._codes.add(receipt.code)
+            self._check(receipt, present)
+
+    def _check(self, last: Receipt, present: Set[int]) -> None:
+        num = self._failed.total()
+        if len(self._codes) == 1 and _all_have(self._own, present, ALIKE_EACH, ALIKE):
+            raise ConfigError(
+                f"not one of the last {num} jobs gave an update: every connected client failed in the same way "
+                f"({last.code}); the last one: {last.reason}"
+            )
+        if _all_have(self._failed, present, 1, MOST_FAILED):
+            raise ConfigError(f"not one of the last {num} jobs gave an update; the last one: {last.reason}")
+
+
+def _all_have(failed: Counter[int], present: Set[int], each: int, in_all: int) -> bool:
+    return failed.total() >= in_all and bool(present) and all(failed[client] >= each for client in present)

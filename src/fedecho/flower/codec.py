@@ -45,6 +45,7 @@ Records = dict[str, ArrayRecord | MetricRecord | ConfigRecord]
 class Codec:
     """For models of one layout. ``fixed`` are arrays that travel with the model and never change (counters of a user's model).
 
+    ``tied`` are further names of arrays of the layout, as of a user's module whose layers share a weight.
     ``config`` goes with every dispatch (a user's ``train_config``). ``order`` is that of a user's own arrays, whose client may
     know them by their place alone. With ``keep_examples`` an update's metrics hold ``num-examples`` too.
     """
@@ -54,10 +55,12 @@ class Codec:
     config: Mapping[str, Any] = field(default_factory=dict)
     order: tuple[str, ...] = ()
     keep_examples: bool = False
+    tied: Mapping[str, str] = field(default_factory=dict)
 
     def arrays(self, weights: Weights) -> ArrayRecord:
         """A model as Flower users know it."""
         named = {name: to_array(tensor) for name, tensor in self.layout.named(weights).items()} | dict(self.fixed)
+        named |= {name: named[first] for name, first in self.tied.items()}
         return ArrayRecord({name: named[name] for name in self.order or named})
 
     def dispatch(self, dispatch: Dispatch) -> RecordDict:

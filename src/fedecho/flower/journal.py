@@ -2,15 +2,17 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import flwr
+from safetensors.torch import load_file
+from torch import Tensor
 
-from fedecho.core.checkpoint import save_checkpoint
+from fedecho.core.checkpoint import remove_checkpoints, save_checkpoint
 from fedecho.core.drive import Moment
 from fedecho.core.layout import Layout
 from fedecho.core.server import Server
@@ -19,9 +21,9 @@ from fedecho.experiments.accounting import reports, spent
 from fedecho.experiments.build import Named
 from fedecho.experiments.config import ConfigError, completed, differences, fingerprint
 from fedecho.experiments.ending import summary_of, write_end
-from fedecho.experiments.folder import owned
+from fedecho.experiments.folder import MODEL, is_tidy, owned
 from fedecho.experiments.identity import is_finished
-from fedecho.experiments.record import RECORD, Line, Mark, Record, arrivals_digest, read_header, read_record
+from fedecho.experiments.record import INITIAL, RECORD, Line, Mark, Record, arrivals_digest, read_header, read_record
 from fedecho.experiments.saved import restored
 from fedecho.experiments.schema import Header, Spent
 from fedecho.experiments.software import check_software, note_software, software
@@ -47,6 +49,8 @@ class Identity:
     privacy: Privacy = field(default_factory=Privacy)
     other_software: bool = False
     """Go on with a run of other software all the same; its record will say so."""
+    folder_setting: str = "out"
+    """What the user calls the setting that names the run's folder."""
 
 
 class _Nodes:
@@ -83,6 +87,8 @@ class Journal:
         self._saved_at = 0.0
         self.num_moments = 0
         self.resumed = False
+        self.finished: Summary | None = None
+        """Of a run that was killed right after it had finished and is submitted again: nothing is left to do."""
         self.earlier_reports: Counter[int] = Counter()
         """What clients may have sent behind the checkpoints that were gone on from: privacy that is spent all the same."""
         try:
@@ -94,9 +100,10 @@ class Journal:
     def _open(self) -> Record:
         if self.folder is None:
             return Record.in_memory(_Nodes())
+        was_tidy = is_tidy(self.folder)
         self._held.enter_context(owned(self.folder, self._say))
         if is_finished(self.folder):
-            raise ConfigError(f"{self.folder} already holds a finished run: choose another folder (out)")
+            return self._tidied(self.folder, was_tidy)
         if not (self.folder / RECORD).exists():
             return Record.new(self.folder, _Nodes(), self._header())
         there = read_header(self.folder)
@@ -109,6 +116,33 @@ class Journal:
         record = Record.continued(self.folder, _Nodes(), mark)
         note_software(record, self.folder, self._say)
         return record
+
+    def _tidied(self, folder: Path, was_tidy: bool) -> Record:
+        """A run whose process ended before the clean-up was taken for a failed one, so submitting it again is no mistake."""
+        if was_tidy:
+            setting = self.identity.folder_setting
+            raise ConfigError(f"{folder} already holds a finished run: choose another folder ({setting})")
+        self._check_same(folder, read_header(folder))
+        self.finished = Summary.read(folder)
+        remove_checkpoints(folder)
+        self._say(f"the run in {folder} had finished before its server was killed: its checkpoints are removed, nothing is run")
+        return Record.in_memory(_Nodes())
+
+    def first_scores(self, scores: Mapping[str, Any] | None) -> None:
+        """Of version 0: beside the evaluations, whose means and maxima are of what was learnt."""
+        if scores is not None:
+            self.record.evaluation(0, 0.0, scores, {}, INITIAL)
+
+    def past(self) -> Iterator[Line]:
+        """The lines so far of a run that goes on or has finished."""
+        if self.folder is None or not (self.resumed or self.finished):
+            return iter(())
+        return read_record(self.folder) if self.finished else self.record.lines()
+
+    def model(self) -> dict[str, Tensor]:
+        """Of a finished run, from its file."""
+        assert self.folder is not None  # noqa: S101 (what is finished has one)
+        return load_file(self.folder / MODEL)
 
     def _reports_behind(self, folder: Path, position: int | None) -> Counter[int]:
         """Of the lines that are cut off, and one of every client that may have been sent a job since and has no open one."""

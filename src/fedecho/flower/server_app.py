@@ -10,7 +10,6 @@ from flwr.app import Context
 from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 
-from fedecho.core.drive import Moment
 from fedecho.core.types import GlobalModel
 from fedecho.distill.token_student import student_for
 from fedecho.experiments.accounting import check_accountant
@@ -18,7 +17,6 @@ from fedecho.experiments.build import bound_network, distiller_of, named_by, ser
 from fedecho.experiments.config import ConfigError
 from fedecho.experiments.experiment import Experiment
 from fedecho.experiments.identity import config_of, name_of, notes_of
-from fedecho.experiments.state import RunState
 from fedecho.experiments.summary import Summary
 from fedecho.flower.codec import Codec
 from fedecho.flower.federate import federate
@@ -42,15 +40,14 @@ def make_server_app(experiment: Callable[[Mapping[str, Any]], Experiment] = from
             torch.set_num_threads(settings.threads)
         waiting = Waiting(min_nodes=settings.min_nodes, timeout_s=settings.timeout_s)
         out = Path(settings.out) if settings.out else None
-        summary = run_experiment(
+        run_experiment(
             grid,
             experiment(context.run_config),
             waiting,
             out,
-            lambda text: log(INFO, text),
+            lambda text: log(INFO, "%s", text),
             other_software=settings.other_software,
         )
-        log(INFO, "accuracy %.2f %%, staleness %.2f", 100 * summary.last10_accuracy, summary.mean_staleness)
 
     return app
 
@@ -79,8 +76,6 @@ def run_experiment(
 
     named = named_by(experiment.task, network)
     journal = Journal(_identity(experiment, other_software), server, transport, network.layout, out, say, named)
-    if journal.resumed:
-        say(f"going on from version {server.model.version} of the run in {out}")
     try:
         return federate(
             server,
@@ -90,7 +85,7 @@ def run_experiment(
             evaluate=evaluate,
             eval_every=experiment.eval_every,
             dispatch_after_step=experiment.dispatch_after_step,
-            watch=_telling(experiment.num_versions, say),
+            say=say,
         )
     finally:
         journal.close()
@@ -103,20 +98,6 @@ def _check(experiment: Experiment) -> None:
         )
     if experiment.privacy.on:
         check_accountant()
-
-
-def _telling(num_versions: int, say: Say) -> Callable[[Moment, dict[str, Any] | None], None]:
-    """Every version, and every client that was refused or lost."""
-    state = RunState(num_versions)
-
-    def watch(moment: Moment, scores: dict[str, Any] | None) -> None:
-        state.see(moment, scores)
-        if moment.receipt.status in ("rejected", "lost"):
-            say(f"client {moment.receipt.client}: {moment.receipt.status}, {moment.receipt.reason}")
-        if moment.step is not None:
-            say(f"version {state.version}/{state.num_versions}  {state.text}")
-
-    return watch
 
 
 def _identity(experiment: Experiment, other_software: bool) -> Identity:

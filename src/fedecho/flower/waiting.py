@@ -1,16 +1,19 @@
 """How long a server waits: for nodes, for answers, between two looks."""
 
 from dataclasses import dataclass
-from math import isfinite
+from math import inf, isfinite
 
 
 @dataclass(frozen=True, kw_only=True)
 class Waiting:
-    """In seconds. A client's deadline is ``slack`` times its own slowest answer, at least ``least_s``, at most ``timeout_s``."""
+    """In seconds. A client's deadline is ``slack`` times its own slowest answer, at least ``least_s``, at most ``timeout_s``.
+
+    With ``timeout_s=None`` there is no deadline: only a node that goes away is given up.
+    """
 
     min_nodes: int = 1
     """A run begins when so many clients are there."""
-    timeout_s: float = 3600.0
+    timeout_s: float | None = 3600.0
     least_s: float = 300.0
     slack: float = 10.0
     poll_s: float = 0.5
@@ -24,7 +27,7 @@ class Waiting:
             raise ValueError(f"min_nodes must be at least 1, got {self.min_nodes}")
         for name in ("timeout_s", "least_s", "poll_s", "nodes_s", "gone_s"):
             value = getattr(self, name)
-            if not (value >= 0 and isfinite(value)):
+            if not (name == "timeout_s" and value is None) and not (value >= 0 and isfinite(value)):
                 raise ValueError(f"{name} must be at least 0 and finite, got {value}")
         if not self.slack >= 1:
             raise ValueError(f"slack must be at least 1, got {self.slack}")
@@ -35,6 +38,8 @@ class Patience:
 
     TTL_FACTOR = 3.0
     """A message past its TTL is lost at the SuperLink without a trace of the node that works on it, so the TTL lies far behind."""
+    LONGEST_TTL_S = 10 * 365 * 86400.0
+    """Flower needs an end that is a date."""
 
     def __init__(self, waiting: Waiting) -> None:
         self.waiting = waiting
@@ -44,6 +49,8 @@ class Patience:
         self.slowest_s[client] = max(self.slowest_s.get(client, 0.0), runtime_s)
 
     def deadline_s(self, client: int) -> float:
+        if self.waiting.timeout_s is None:
+            return inf
         if client not in self.slowest_s:
             return self.waiting.timeout_s
         return min(self.waiting.timeout_s, max(self.waiting.least_s, self.waiting.slack * self.slowest_s[client]))
@@ -51,5 +58,7 @@ class Patience:
     @property
     def ttl_s(self) -> float:
         """From the slowest answer, and above the timeout, for what is sent now may be awaited that long."""
+        if self.waiting.timeout_s is None:
+            return self.LONGEST_TTL_S
         slowest = max(self.slowest_s.values(), default=0.0)
-        return self.TTL_FACTOR * max(self.waiting.timeout_s, self.waiting.slack * slowest, 60.0)
+        return min(self.LONGEST_TTL_S, self.TTL_FACTOR * max(self.waiting.timeout_s, self.waiting.slack * slowest, 60.0))

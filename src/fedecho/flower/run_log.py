@@ -1,0 +1,106 @@
+"""What a deployed run writes to the server's log: what it is, how it goes, what it refuses and loses, and what it came to."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from math import isnan
+from typing import Any
+
+from fedecho.algorithms.fedecho import FedEcho
+from fedecho.core.drive import Moment
+from fedecho.core.server import Receipt, Server
+from fedecho.experiments.folder import MODEL
+from fedecho.experiments.identity import name_of
+from fedecho.experiments.state import RunState, clock
+from fedecho.experiments.summary import Summary
+from fedecho.flower.journal import Journal
+from fedecho.flower.weighting import is_weighted
+from fedecho.version import __version__
+
+IN_FULL = 3
+"""Failures of each code that have a line of their own."""
+EVERY_S = 60.0
+"""Between two lines that count the further ones."""
+
+
+class RunLog:
+    """Lines for one run. Refused and lost answers are counted by code, so that failing clients cannot fill the log."""
+
+    def __init__(self, server: Server[Any], journal: Journal, say: Callable[[str], None]) -> None:
+        self._server, self._journal, self._say = server, journal, say
+        self._state = RunState(journal.identity.num_versions)
+        self._failures = Counter[str]()
+        self._counted: dict[str, tuple[int, float]] = {}
+        """By code: how many failures the log knows of, and since when."""
+
+    def begin(self) -> None:
+        server, identity, folder = self._server, self._journal.identity, self._journal.folder
+        for line in self._journal.past():
+            self._state.recall(line)
+        if self._journal.resumed:
+            self._say(f"going on from version {server.model.version} of the run in {folder}")
+        size = getattr(server.algorithm, "buffer_size", None)
+        parts = [
+            f"fedecho {__version__}: {method_of(server.algorithm)}",
+            f"{server.num_clients} clients",
+            f"{server.concurrency} at once",
+            f"{identity.num_versions} versions" + ("" if size is None else f" of {size} updates"),
+            *_unlabeled(server.algorithm),
+            *(["weighted by examples"] if is_weighted(server.algorithm) else []),
+            f"seed {identity.seed}",
+            "nothing is saved" if folder is None else f"folder {folder}",
+        ]
+        self._say(", ".join(parts))
+
+    def see(self, moment: Moment, scores: Mapping[str, Any] | None) -> None:
+        self._state.see(moment, None if scores is None else dict(scores))
+        if moment.receipt.status in ("rejected", "lost"):
+            self._failed(moment.receipt, moment.time)
+        if moment.step is not None:
+            self._say(f"version {self._state.version}/{self._state.num_versions}  {self._state.text}")
+
+    def _failed(self, receipt: Receipt, now: float) -> None:
+        code = receipt.code
+        self._failures[code] += 1
+        number = self._failures[code]
+        told, since = self._counted.get(code, (0, now))
+        text = f"client {receipt.client}: {receipt.status}, {receipt.reason}"
+        if number <= IN_FULL:
+            more = f" (further ones of the kind '{code}' are counted)" if number == IN_FULL else ""
+            self._say(text + more)
+        elif now - since >= EVERY_S:
+            passed = clock(now - since).strip()
+            self._say(f"{number - told} more of the kind '{code}' in {passed}, {number} in all; the last one: {text}")
+        else:
+            return
+        self._counted[code] = (number, now)
+
+    def stopped(self) -> None:
+        """The run ends before its last version; the exception says why."""
+        counts = _counts(self._server.counts, self._server.reasons)
+        self._say(f"stopped at version {self._server.model.version} of {self._journal.identity.num_versions}: {counts}")
+
+    def end(self, summary: Summary) -> None:
+        counts = _counts({name: getattr(summary, name) for name in ("accepted", "rejected", "lost")}, summary.reasons)
+        self._say(f"finished: {summary.num_versions} versions in {clock(summary.real_s).strip()}, {counts}")
+        scores = [f"{name} {value:.4g}" for name, value in summary.scores.items() if isinstance(value, int | float)]
+        if not isnan(summary.last10_accuracy):
+            scores.append(f"mean accuracy of the last ten {100 * summary.last10_accuracy:.2f} %")
+        self._say(", ".join([*scores, f"mean staleness {summary.mean_staleness:.2f}"]))
+        if self._journal.folder is not None:
+            self._say(f"the model is in {self._journal.folder / MODEL}")
+
+
+def method_of(algorithm: Any) -> str:
+    """A method's name, with that of the one inside."""
+    return f"{name_of(algorithm)} over {method_of(algorithm.inner)}" if isinstance(algorithm, FedEcho) else name_of(algorithm)
+
+
+def _unlabeled(algorithm: Any) -> list[str]:
+    student = algorithm.student if isinstance(algorithm, FedEcho) else None
+    return [] if student is None else [f"{student.num_unlabeled} unlabeled examples"]
+
+
+def _counts(counts: Mapping[str, int], reasons: Mapping[str, int]) -> str:
+    told = f"{counts['accepted']} updates accepted, {counts['rejected']} rejected, {counts['lost']} lost"
+    by_code = ", ".join(f"{code} {number}" for code, number in sorted(reasons.items(), key=lambda each: -each[1]))
+    return f"{told} ({by_code})" if by_code else told
