@@ -17,7 +17,7 @@ test: lint  ## everything that must hold
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --cov --cov-report=
 	$(BIN)/coverage report --skip-covered --include='$(COVERED)' --fail-under=95
 
-network: $(STAMP)  ## real Flower processes on this machine: six nodes, TLS and keys, chaos, Flower's simulation engine, a Ray cluster; minutes each
+network: $(STAMP)  ## real Flower processes on this machine: six nodes, TLS and keys, chaos, Flower's quickstart app and simulation engine, a Ray cluster; minutes each
 	$(BIN)/python -m pytest -m network -s
 
 lint: $(STAMP)

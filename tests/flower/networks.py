@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +14,13 @@ from fedecho import simulate
 from fedecho.experiments.config import from_config
 from fedecho.experiments.record import read_header, read_record
 from fedecho.flower.certificates import CA, CERTIFICATE, KEY, make_certificates, make_node_keys
-from fedecho.flower.launch import Tls
+from fedecho.flower.launch import Tls, environment
 from fedecho.flower.local import LocalFederation
 
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "examples" / "flower-digits"
-CHAOS = Path(__file__).parent / "apps" / "chaos"
+APPS = Path(__file__).parent / "apps"
+CHAOS = APPS / "chaos"
 
 
 def lines(run: Path, event: str) -> list[dict[str, Any]]:
@@ -60,6 +63,14 @@ def kill_server_app(federation: LocalFederation) -> None:
     for process in server_processes(federation):
         os.kill(process, signal.SIGKILL)
     wait_until(lambda: not server_processes(federation), 10, "the ServerApp is gone")
+
+
+def log_of(federation: LocalFederation, run: str) -> str:
+    """What the ServerApp said, as ``flwr log`` shows it."""
+    control = federation.control
+    words = [str(Path(sys.executable).parent / "flwr"), "log", run, control.name, "--show"]
+    done = subprocess.run(words, env=environment(control.home), capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout + done.stderr
 
 
 def simulated_mean(run: Path, seeds: range) -> float:
