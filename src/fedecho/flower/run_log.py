@@ -5,15 +5,13 @@ from collections.abc import Callable, Mapping
 from math import isnan
 from typing import Any
 
-from fedecho.algorithms.fedecho import FedEcho
 from fedecho.core.drive import Moment
 from fedecho.core.server import Receipt, Server
 from fedecho.experiments.folder import MODEL
-from fedecho.experiments.identity import name_of
+from fedecho.experiments.methods import is_weighted, method_of, num_unlabeled_of
 from fedecho.experiments.state import RunState, clock
 from fedecho.experiments.summary import Summary
 from fedecho.flower.journal import Journal
-from fedecho.flower.weighting import is_weighted
 from fedecho.version import __version__
 
 IN_FULL = 3
@@ -38,13 +36,14 @@ class RunLog:
             self._state.recall(line)
         if self._journal.resumed:
             self._say(f"going on from version {server.model.version} of the run in {folder}")
+        num_unlabeled = num_unlabeled_of(server.algorithm)
         size = getattr(server.algorithm, "buffer_size", None)
         parts = [
             f"fedecho {__version__}: {method_of(server.algorithm)}",
             f"{server.num_clients} clients",
             f"{server.concurrency} at once",
             f"{identity.num_versions} versions" + ("" if size is None else f" of {size} updates"),
-            *_unlabeled(server.algorithm),
+            *([] if num_unlabeled is None else [f"{num_unlabeled} unlabeled examples"]),
             *(["weighted by examples"] if is_weighted(server.algorithm) else []),
             f"seed {identity.seed}",
             "nothing is saved" if folder is None else f"folder {folder}",
@@ -88,16 +87,6 @@ class RunLog:
         self._say(", ".join([*scores, f"mean staleness {summary.mean_staleness:.2f}"]))
         if self._journal.folder is not None:
             self._say(f"the model is in {self._journal.folder / MODEL}")
-
-
-def method_of(algorithm: Any) -> str:
-    """A method's name, with that of the one inside."""
-    return f"{name_of(algorithm)} over {method_of(algorithm.inner)}" if isinstance(algorithm, FedEcho) else name_of(algorithm)
-
-
-def _unlabeled(algorithm: Any) -> list[str]:
-    student = algorithm.student if isinstance(algorithm, FedEcho) else None
-    return [] if student is None else [f"{student.num_unlabeled} unlabeled examples"]
 
 
 def _counts(counts: Mapping[str, int], reasons: Mapping[str, int]) -> str:

@@ -22,6 +22,7 @@ from fedecho.distill.student import Student
 from fedecho.experiments.config import to_config
 from fedecho.experiments.experiment import check_clients, with_seed
 from fedecho.experiments.identity import name_of
+from fedecho.experiments.methods import by_examples
 from fedecho.flower.federate import federate
 from fedecho.flower.history import History
 from fedecho.flower.journal import Identity, Journal
@@ -29,7 +30,6 @@ from fedecho.flower.keys import PROXIMAL
 from fedecho.flower.transport import GridTransport
 from fedecho.flower.user_model import UserModel
 from fedecho.flower.waiting import Waiting
-from fedecho.flower.weighting import by_examples
 
 PLAIN = (str, int, float, bool, dict, list, type(None))
 

@@ -1,4 +1,7 @@
-"""Means by the clients' numbers of examples, which Flower's own strategies take and the FedEcho paper's methods do not."""
+"""A method as a deployment looks at it: how it counts clients, what it is called, what it distils on.
+
+Flower's own strategies count clients by their examples; the FedEcho paper's methods do not.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -7,6 +10,7 @@ from fedecho.algorithms.fadas import FADAS
 from fedecho.algorithms.fedavg import FedAvg
 from fedecho.algorithms.fedbuff import FedBuff
 from fedecho.algorithms.fedecho import FedEcho
+from fedecho.experiments.identity import name_of
 
 
 def by_examples(algorithm: Any) -> Any:
@@ -25,3 +29,14 @@ def is_weighted(algorithm: Any) -> bool:
     if isinstance(algorithm, FedEcho):
         return is_weighted(algorithm.inner)
     return isinstance(algorithm, FedAvg | FedBuff | FADAS) and algorithm.weighted
+
+
+def method_of(algorithm: Any) -> str:
+    """A method's name, with that of the one inside."""
+    return f"{name_of(algorithm)} over {method_of(algorithm.inner)}" if isinstance(algorithm, FedEcho) else name_of(algorithm)
+
+
+def num_unlabeled_of(algorithm: Any) -> int | None:
+    """How many examples U has; None without distillation."""
+    student = algorithm.student if isinstance(algorithm, FedEcho) else None
+    return None if student is None else student.num_unlabeled
