@@ -197,7 +197,8 @@ def forget_compiled() -> None:
 def _on(task: Task, device: str, precision: Precision) -> Task:
     if not defines(task, "on"):
         raise ValueError(f"{type(task).__name__} cannot be put on a GPU: it has no method on(device); use serial or pool")
-    placed: Any = task.on(device)
+    own: Any = task
+    placed = own.on(device)
     if defines(placed, "computing_in"):
         placed = placed.computing_in(precision.dtype)
     ready: Task = placed.in_few_shapes() if defines(placed, "in_few_shapes") else placed
