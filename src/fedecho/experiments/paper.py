@@ -115,7 +115,9 @@ CONTROLS = (
     Row("FedEcho+ (STL10)", "fedecho+", ("task.unlabeled=stl10",), control=True),
     Row("FedEcho+ (synthetic)", "fedecho+", ("task.unlabeled=synthetic",), control=True),
     Row("FedEcho+, shared prior", "fedecho+", ("algorithm.distiller.shared_prior=1",), control=True),
-    Row("control: FedEcho, teachers of the current buffer", "fedecho", ("algorithm.distiller.max_teacher_age=0",), control=True),
+    Row(
+        "control: FedEcho, teachers of the current buffer", "fedecho", ("algorithm.distiller.max_teacher_age=0",), control=True
+    ),
     # Whether a seed's result is its partition's or its training's: of seed 0 the one, of seed 1 the other says something new.
     Row("control: FADAS, seed 1's partition", "fadas", ("task.seed=1",), control=True),
     Row("control: FADAS, seed 0's partition", "fadas", ("task.seed=0",), control=True),
