@@ -50,7 +50,7 @@ class FedAsync:
     def receive(self, state: Mixture, arrival: Arrival) -> Mixture:
         weight = staleness_weight(self.staleness, self.power, self.slope, self.grace)(arrival.staleness)
         params = arrival.base.weights.params + arrival.update.delta
-        return Mixture(self.mixing * weight, params, arrival.update.buffers)
+        return Mixture(self.mixing * weight, params, arrival.update.buffers.clone())
 
     def ready(self, state: Mixture) -> bool:
         return state.client_params is not None
@@ -59,6 +59,6 @@ class FedAsync:
         if state.client_params is None or state.client_buffers is None:
             raise RuntimeError("advance before an arrival")
         params = model.weights.params.lerp(state.client_params, state.mixing)
-        weights = Weights(params, state.client_buffers.clone())
+        weights = Weights(params, state.client_buffers)
         metrics = {"mixing": state.mixing}
         return Advance(replace(state, client_params=None, client_buffers=None), weights, metrics=metrics)

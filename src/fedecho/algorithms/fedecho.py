@@ -4,7 +4,16 @@ Federated Learning, 2025."""
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
-from fedecho.core.algorithm import Algorithm, Demands, demands
+from fedecho.core.algorithm import (
+    Algorithm,
+    Demands,
+    call_advance,
+    call_init,
+    call_ready,
+    call_receive,
+    check_algorithm,
+    demands,
+)
 from fedecho.core.rng import derive
 from fedecho.core.types import Advance, Arrival, GlobalModel, Weights
 from fedecho.distill.bank import Bank
@@ -36,6 +45,9 @@ class FedEcho(Generic[S]):
     seed: int | None = None
     student: Student | None = field(default=None, compare=False, repr=False)
 
+    def __post_init__(self) -> None:
+        check_algorithm(self.inner, "inner")
+
     @property
     def demands(self) -> Demands:
         return demands(self.inner)
@@ -51,21 +63,21 @@ class FedEcho(Generic[S]):
 
     def init(self, model: GlobalModel) -> Echo[S]:
         student = self._student
-        return Echo(self.inner.init(model), student.bank(self.distiller), Adam.fresh(model.weights.params))
+        return Echo(call_init(self.inner, model), student.bank(self.distiller), Adam.fresh(model.weights.params))
 
     def receive(self, state: Echo[S], arrival: Arrival) -> Echo[S]:
         """Lines 4 and 5: the client's own model, x_s + Delta with its own statistics, speaks on U once and is dropped."""
         update = arrival.update
         client_model = Weights(arrival.base.weights.params + update.delta, update.buffers)
         state.bank.put(update.client, self._student.infer(client_model), arrival.current.version)
-        return replace(state, inner=self.inner.receive(state.inner, arrival))
+        return replace(state, inner=call_receive(self.inner, state.inner, arrival))
 
     def ready(self, state: Echo[S]) -> bool:
-        return self.inner.ready(state.inner)
+        return call_ready(self.inner, state.inner)
 
     def advance(self, state: Echo[S], model: GlobalModel) -> Advance[Echo[S]]:
         """Lines 10 to 17: the inner step makes x_hat, distillation makes x_{t+1} of it."""
-        inner = self.inner.advance(state.inner, model)
+        inner = call_advance(self.inner, state.inner, model)
         bank = state.bank
         if self.distiller.max_teacher_age is not None:
             bank.forget_before(model.version - self.distiller.max_teacher_age)
@@ -100,6 +112,7 @@ class FedEchoPlus(FedEcho[S]):
     distiller: Distiller = field(default_factory=lambda: Distiller(prior_correction=1.0))
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.distiller.prior_correction:
             raise ValueError(
                 "fedecho+ is fedecho with distiller.prior_correction above 0 (1 is the full one): set it, or use fedecho"

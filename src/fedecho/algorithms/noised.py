@@ -5,7 +5,7 @@ from typing import Generic, TypeVar
 
 from torch import Tensor
 
-from fedecho.core.algorithm import Algorithm, Demands, demands
+from fedecho.core.algorithm import Algorithm, Demands, call_advance, call_init, call_ready, call_receive, demands
 from fedecho.core.rng import derive
 from fedecho.core.types import Advance, Arrival, GlobalModel
 from fedecho.learning.privacy import Privacy
@@ -35,17 +35,17 @@ class Noised(Generic[S]):
         return demands(self.inner)
 
     def init(self, model: GlobalModel) -> NoisedBuffer[S]:
-        return NoisedBuffer(self.inner.init(model))
+        return NoisedBuffer(call_init(self.inner, model))
 
     def receive(self, state: NoisedBuffer[S], arrival: Arrival) -> NoisedBuffer[S]:
         seed = derive(self.seed, "buffer noise", arrival.current.version)
         noisy = state.size == 0
         update = self.privacy.sent(arrival.update, arrival.base, seed, self.variances, noisy=noisy)
-        return NoisedBuffer(self.inner.receive(state.inner, replace(arrival, update=update)), state.size + 1)
+        return NoisedBuffer(call_receive(self.inner, state.inner, replace(arrival, update=update)), state.size + 1)
 
     def ready(self, state: NoisedBuffer[S]) -> bool:
-        return self.inner.ready(state.inner)
+        return call_ready(self.inner, state.inner)
 
     def advance(self, state: NoisedBuffer[S], model: GlobalModel) -> Advance[NoisedBuffer[S]]:
-        inner = self.inner.advance(state.inner, model)
+        inner = call_advance(self.inner, state.inner, model)
         return Advance(NoisedBuffer(inner.state), inner.weights, inner.correction, inner.metrics)

@@ -8,7 +8,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 
 from fedecho.core.admission import Admission, Fault, misfit, mistyped, norm_of, said
-from fedecho.core.algorithm import Algorithm, demands
+from fedecho.core.algorithm import Algorithm, call_advance, call_init, call_ready, call_receive, check_algorithm, demands
 from fedecho.core.gate import Gate
 from fedecho.core.idle import Idle
 from fedecho.core.rng import below, derive
@@ -82,6 +82,7 @@ class Server(Generic[S]):
     ) -> None:
         if not 1 <= concurrency <= num_clients:
             raise ValueError(f"concurrency must be between 1 and num_clients = {num_clients}, got {concurrency}")
+        check_algorithm(algorithm)
         self.algorithm = algorithm
         self.num_clients = num_clients
         self.concurrency = concurrency
@@ -89,7 +90,7 @@ class Server(Generic[S]):
         self.admission = admission or Admission()
         self.gate = Gate(self.admission)
         self.demands = demands(algorithm)
-        self.state = algorithm.init(model)
+        self.state = call_init(algorithm, model)
         self.versions = Versions(model)
         self.idle = Idle(range(num_clients), num_clients)
         self.open: dict[int, Open] = {}
@@ -105,7 +106,7 @@ class Server(Generic[S]):
 
     @property
     def ready(self) -> bool:
-        return self.algorithm.ready(self.state)
+        return call_ready(self.algorithm, self.state)
 
     def refill(self) -> list[Dispatch]:
         """Give x_t to idle clients, chosen uniformly, until Mc are at work or nobody is idle."""
@@ -146,7 +147,7 @@ class Server(Generic[S]):
 
     def advance(self) -> Step:
         """Make and publish x_{t+1}."""
-        advance = self.algorithm.advance(self.state, self.model)
+        advance = call_advance(self.algorithm, self.state, self.model)
         self.state = advance.state
         model = GlobalModel(self.model.version + 1, advance.weights, advance.correction)
         self.versions.publish(model)
@@ -179,7 +180,7 @@ class Server(Generic[S]):
             self.reported.append(update.client)
         else:
             self.idle.add(update.client)
-        self.state = self.algorithm.receive(self.state, Arrival(update, base, self.model))
+        self.state = call_receive(self.algorithm, self.state, Arrival(update, base, self.model))
         known = (work.number, work.base_version, staleness, norm)
         return Receipt("accepted", update.client, "", "", *known, update.metrics)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any
 
 from fedecho.core.admission import Admission
-from fedecho.core.algorithm import Algorithm, demands
+from fedecho.core.algorithm import Algorithm, check_algorithm, demands
 from fedecho.core.memory import Place, check_place
 from fedecho.core.task import Task, defines
 from fedecho.learning.local import LocalTraining
@@ -41,6 +41,7 @@ class Experiment:
     """The record has every so many jobs, for runs of millions; None is all of them. Versions and evaluations are all there."""
 
     def __post_init__(self) -> None:
+        check_algorithm(self.algorithm)
         if not re.fullmatch(r"[\w.-]+", self.name):
             raise ValueError(f"name must be letters, digits, dots, dashes and underscores, got {self.name!r}")
         for name in ("num_versions", "eval_every"):

@@ -14,7 +14,7 @@ from flwr.serverapp.strategy import Result
 from torch import Tensor, nn
 
 from fedecho.core.admission import Admission
-from fedecho.core.algorithm import Algorithm, demands
+from fedecho.core.algorithm import Algorithm, check_algorithm, demands
 from fedecho.core.server import Server
 from fedecho.core.task import defines
 from fedecho.core.types import GlobalModel
@@ -64,6 +64,7 @@ class AsyncStrategy:
     """Ask nodes for their ``partition-id`` (the ClientApp must answer queries, as ours does), or number them as they come."""
 
     def __post_init__(self) -> None:
+        check_algorithm(self.algorithm)
         object.__setattr__(self, "algorithm", with_seed(self.algorithm, self.seed))
         if self.waiting.timeout_s != Waiting().timeout_s:
             told = self.waiting.timeout_s
