@@ -8,6 +8,7 @@ import pytest
 import torch
 from flwr.app import RecordDict
 from loop_grid import LoopGrid
+from torch import nn
 
 from fedecho import ALGORITHMS, DigitsTask, Experiment, IidPartitioner, load, simulate
 from fedecho.core.types import Dispatch, GlobalModel
@@ -90,3 +91,19 @@ def test_a_private_clients_exception_does_not_quote_data(private: bool, monkeypa
     with pytest.raises(Exception, match="ValueError" if private else "Jane Doe") as caught:
         work(f"{__name__}:made", {"key": f"private {private}"}, Codec(network.layout).dispatch(order), RecordDict())
     assert ("Jane" in str(caught.value)) != private
+
+
+class Forgetful(DigitsTask):
+    """Its evaluation does not switch gradients off by itself."""
+
+    def evaluate(self, module: nn.Module) -> dict[str, float]:
+        graphs = self.logits(module, torch.arange(2)).requires_grad
+        return {"accuracy": 1.0, "graphs": float(graphs), "grad_mode": float(torch.is_grad_enabled())}
+
+
+def test_the_servers_evaluation_needs_no_gradients(tmp_path: Path) -> None:
+    task = Forgetful(num_clients=8, num_unlabeled=40, width=2, partition=IidPartitioner())
+    over_the_loop(replace(small("fedbuff"), task=task, num_versions=2), tmp_path)
+    scores = [line for line in read_record(tmp_path) if line["event"] == "evaluation"]
+    assert scores
+    assert all((line["graphs"], line["grad_mode"]) == (0.0, 0.0) for line in scores)

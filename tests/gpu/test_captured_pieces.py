@@ -1,6 +1,6 @@
 """Each captured piece beside the plain one, over few steps from a state that is far from zero."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -152,3 +152,24 @@ def test_two_networks_that_look_alike_are_captured_apart(data: Path) -> None:
         plain = Trainer(parts.task, one.local_training, Layout.of(module).bind(module)).train(dispatch)
         near(ours.delta, plain.delta, 1e-4)
         assert parts.evaluate(weights)["loss"] == pytest.approx(task.evaluate(module.eval())["loss"], rel=1e-4)
+
+
+class Forgetful(CifarTask):
+    """Its evaluation does not switch gradients off by itself."""
+
+    def evaluate(self, module: nn.Module) -> dict[str, float]:
+        logits = module(self.unlabeled_images(torch.arange(2, device=self.device)))
+        return {"accuracy": 1.0, "graphs": float(logits.requires_grad), "grad_mode": float(torch.is_grad_enabled())}
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_evaluation_needs_no_gradients(data: Path, device: str, optimizer: str) -> None:
+    """Captured (sgd) or eager."""
+    one = experiment(data, "fedbuff", f"local.optimizer={optimizer}")
+    forgetful = replace(one, task=Forgetful(**{each.name: getattr(one.task, each.name) for each in fields(CifarTask)}))
+    with gpu_settings(EXACT, torch.device(device)):
+        parts = GpuParts(forgetful, EXACT, torch.device(device))
+        scores = parts.evaluate(parts.network.layout.pack(parts.network.module))
+    assert bool(parts.one_by_one) == (optimizer == "adamw")
+    assert scores == {"accuracy": 1.0, "graphs": 0.0, "grad_mode": 0.0}

@@ -49,11 +49,11 @@ class Task(Protocol):
         ...
 
     def logits(self, module: nn.Module, rows: Tensor) -> Tensor:
-        """The model's logits on rows of U, [rows, classes]."""
+        """The model's logits on rows of U, [rows, classes]: without gradients of a client's model, with them of the student."""
         ...
 
     def evaluate(self, module: nn.Module) -> Mapping[str, float]:
-        """Scores on held-out data; ``accuracy`` (0 to 1) among them. The module is in eval mode.
+        """Scores on held-out data; ``accuracy`` (0 to 1) among them. The module is in eval mode, and gradients are off.
 
         ``accuracy_class_0``, ``accuracy_class_1``, ... are shown by class in the report, and so is what an optional
         method ``label_counts(client) -> {class: number of examples}`` says of who holds which.
@@ -80,3 +80,9 @@ class Saves(Protocol):
     def save(self, module: nn.Module, folder: Path) -> None:
         """Writes a model of ``network``'s kind into an empty folder, with all that is needed to use it."""
         ...
+
+
+def scores_of(task: Task, module: nn.Module) -> dict[str, float]:
+    """What ``task.evaluate`` says of the module in eval mode, computed without gradients."""
+    with torch.no_grad():
+        return dict(task.evaluate(module.eval()))

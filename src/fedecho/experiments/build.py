@@ -15,7 +15,7 @@ from fedecho.core.drive import Moment
 from fedecho.core.layout import BoundNetwork, Layout
 from fedecho.core.rng import derive
 from fedecho.core.server import Server
-from fedecho.core.task import HasInputs, Saves, Task, defines
+from fedecho.core.task import HasInputs, Saves, Task, defines, scores_of
 from fedecho.core.types import GlobalModel, Weights
 from fedecho.distill.distiller import Distiller
 from fedecho.distill.student import Student, check_unlabeled
@@ -186,7 +186,7 @@ def server_of(experiment: Experiment, network: BoundNetwork, student: Student | 
 def _evaluation(task: Task, network: BoundNetwork) -> Callable[[Weights], dict[str, float]]:
     def evaluate(weights: Weights) -> dict[str, float]:
         network.load(weights)
-        return dict(task.evaluate(network.module.eval()))
+        return scores_of(task, network.module)
 
     return evaluate
 

@@ -17,7 +17,7 @@ from fedecho.core.lanes import server_lane
 from fedecho.core.layout import BoundNetwork, Layout
 from fedecho.core.modules import copied, structure_of
 from fedecho.core.rng import derive
-from fedecho.core.task import Task, defines
+from fedecho.core.task import Task, defines, scores_of
 from fedecho.core.types import Weights
 from fedecho.distill.captured import CapturedStudent, DeviceStudent, Forwards, HeldModule
 from fedecho.distill.student import Student
@@ -102,9 +102,9 @@ class GpuParts:
     def evaluate(self, weights: Weights) -> dict[str, float]:
         if self._held is None:
             self.network.load(weights)
-            return dict(self.task.evaluate(self.network.module.eval()))
+            return scores_of(self.task, self.network.module)
         self._held.net.weights.load(weights)
-        return dict(self.task.evaluate(self._held))
+        return scores_of(self.task, self._held)
 
     def _check_kernels(self) -> None:
         task = self.task
@@ -198,7 +198,7 @@ def _on(task: Task, device: str, precision: Precision) -> Task:
     if not defines(task, "on"):
         raise ValueError(f"{type(task).__name__} cannot be put on a GPU: it has no method on(device); use serial or pool")
     own: Any = task
-    placed = own.on(device)
+    placed: Any = own.on(device)
     if defines(placed, "computing_in"):
         placed = placed.computing_in(precision.dtype)
     ready: Task = placed.in_few_shapes() if defines(placed, "in_few_shapes") else placed

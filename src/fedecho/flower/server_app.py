@@ -10,6 +10,7 @@ from flwr.app import Context
 from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 
+from fedecho.core.task import scores_of
 from fedecho.core.types import GlobalModel
 from fedecho.distill.token_student import student_for
 from fedecho.experiments.accounting import check_accountant
@@ -72,7 +73,7 @@ def run_experiment(
 
     def evaluate(model: GlobalModel) -> dict[str, Any]:
         network.load(model.weights)
-        return dict(experiment.task.evaluate(network.module.eval()))
+        return scores_of(experiment.task, network.module)
 
     named = named_by(experiment.task, network)
     journal = Journal(_identity(experiment, other_software), server, transport, network.layout, out, say, named)
