@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedecho import ClientUpdate, Experiment, FedAsync, FedEcho, GlobalModel, resume, simulate
+from fedecho import Arrival, ClientUpdate, Experiment, FedAsync, FedEcho, GlobalModel, resume, simulate
 from fedecho.core.algorithm import demands
 from fedecho.core.checkpoint import _digest, encode
 from fedecho.core.drive import Moment, drive
@@ -79,6 +79,56 @@ def test_zero_deltas_are_a_fixed_point(experiment: Experiment) -> None:
     for model in models[1:]:
         torch.testing.assert_close(model.weights.params, models[0].weights.params, rtol=0, atol=0)
         torch.testing.assert_close(model.weights.buffers, models[0].weights.buffers, rtol=1e-6, atol=1e-7)
+
+
+def copy_of(model: GlobalModel) -> GlobalModel:
+    correction = None if model.correction is None else model.correction.clone()
+    return replace(model, weights=model.weights.clone(), correction=correction)
+
+
+def overwrite(*values: GlobalModel | ClientUpdate) -> None:
+    """As a caller may, who goes on in the same memory."""
+    for value in values:
+        weights = (
+            [value.weights.params, value.weights.buffers] if isinstance(value, GlobalModel) else [value.delta, value.buffers]
+        )
+        for tensor in (*weights, value.correction):
+            if tensor is not None:
+                tensor.fill_(-77.0)
+
+
+def test_a_state_owns_its_tensors(variant: Experiment) -> None:
+    """Neither what came in nor what was published is a part of the state, so that nobody else can change it."""
+    corrects = demands(variant.algorithm).control_variates
+    with assembled(variant) as simulation:
+        algorithm, first = simulation.server.algorithm, simulation.server.model
+        model = copy_of(first)
+        state = algorithm.init(model)
+        before = state_digest(state)
+        overwrite(model)
+        assert state_digest(state) == before
+        base = current = first
+        for number in range(12):
+            rng = torch.Generator().manual_seed(number)
+            delta = torch.randn(len(current.weights.params), generator=rng) / 100
+            correction = delta.clone() if corrects else None
+            update = ClientUpdate(number % 8, base.version, delta, current.weights.buffers.clone(), 10, 2, correction)
+            arrival = Arrival(update, copy_of(base), copy_of(current))
+            state = algorithm.receive(state, arrival)
+            before = state_digest(state)
+            overwrite(update, arrival.base, arrival.current)
+            assert state_digest(state) == before
+            if algorithm.ready(state):
+                given = copy_of(current)
+                advance = algorithm.advance(state, given)
+                state, base = advance.state, current
+                current = copy_of(GlobalModel(current.version + 1, advance.weights, advance.correction))
+                before, published = state_digest(state), state_digest(advance.weights)
+                overwrite(given)
+                assert state_digest(advance.weights) == published, "what is published is new"
+                overwrite(GlobalModel(0, advance.weights, advance.correction))
+                assert state_digest(state) == before
+        assert current.version >= 2
 
 
 class CrashError(Exception):

@@ -15,7 +15,7 @@ from fedecho.core.types import Advance, Arrival, GlobalModel, Weights
 
 @dataclass(frozen=True, slots=True)
 class Prospect:
-    """The buffer with deltas weighted by r_i, the sums of r_i and of what moves c, the two moments, and c (which is published)."""
+    """The buffer with deltas weighted by r_i, the sums of r_i and of what moves c, the two moments, and c. Owned."""
 
     buffer: Buffer
     weight_sum: float
@@ -93,7 +93,7 @@ class FedAC:
             correction_sum=state.correction_sum.zero_(),
             correction=correction,
         )
-        return Advance(fresh, weights, correction if self.control_variates else None)
+        return Advance(fresh, weights, correction.clone() if self.control_variates else None)
 
     def without_corrections(self, state: Prospect) -> Prospect:
         """c = 0 and nothing on its way into c: the state for clients that have lost their c_i."""
