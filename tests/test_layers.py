@@ -87,3 +87,54 @@ def test_without_flower_the_extra_is_named() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "ImportError: fedecho.flower needs Flower: pip install 'fedecho[flower]'" in done.stderr
+
+
+PROCESS = """
+import logging, os, pkgutil, signal, sys, warnings
+import torch, torch._dynamo
+for library in ("flwr.serverapp", "matplotlib", "peft", "ray", "tensorboard", "transformers"):
+    try:
+        __import__(library)
+    except ImportError:
+        pass
+torch._inductor.config
+
+
+def seen():
+    told = {"folder": os.getcwd(), "path": list(sys.path), "hook": sys.excepthook, "umask": os.umask(0o022)}
+    os.umask(told["umask"])
+    told |= {"environment": dict(os.environ), "warnings": list(warnings.filters), "log": list(logging.getLogger().handlers)}
+    told |= {"levels": (logging.getLogger().level, logging.getLogger("torch").level, logging.raiseExceptions)}
+    told |= {"threads": (torch.get_num_threads(), torch.get_default_dtype(), torch.initial_seed(), torch.is_grad_enabled())}
+    told |= {"limits": torch._dynamo.config.recompile_limit if hasattr(torch._dynamo.config, "recompile_limit") else None}
+    backends = torch.backends
+    told |= {"gpu": (backends.cudnn.benchmark, backends.cudnn.allow_tf32, backends.cuda.matmul.allow_tf32)}
+    return told | {"signals": [signal.getsignal(number) for number in signal.valid_signals()]}
+
+
+before = seen()
+import fedecho
+for module in pkgutil.walk_packages(fedecho.__path__, "fedecho."):
+    if not module.name.endswith("__main__"):
+        try:
+            __import__(module.name)
+        except ImportError as error:
+            assert not str(error.name).startswith("fedecho"), error
+from dataclasses import replace
+from fedecho import load, FedEcho
+from fedecho.experiments.execution import Execution
+from fedecho.simulation.executors.ray import check_ray
+for executor in ("serial", "pool", "ray"):
+    try:
+        Execution(executor=executor, workers=1)
+    except ValueError:
+        assert executor == "ray"
+replace(load("digits", algorithm="fedecho"), name="mine")
+after = seen()
+for name in before:
+    assert before[name] == after[name], name
+"""
+
+
+def test_imports_and_constructors_change_nothing_of_the_process() -> None:
+    subprocess.run([sys.executable, "-W", "ignore", "-c", PROCESS], check=True)

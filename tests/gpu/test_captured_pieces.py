@@ -173,3 +173,16 @@ def test_evaluation_needs_no_gradients(data: Path, device: str, optimizer: str) 
         scores = parts.evaluate(parts.network.layout.pack(parts.network.module))
     assert bool(parts.one_by_one) == (optimizer == "adamw")
     assert scores == {"accuracy": 1.0, "graphs": 0.0, "grad_mode": 0.0}
+
+
+def test_the_settings_of_a_run_on_a_gpu_are_put_back() -> None:
+    def seen() -> tuple[object, ...]:
+        cudnn, matmul, dynamo = torch.backends.cudnn, torch.backends.cuda.matmul, torch._dynamo.config
+        limit = dynamo.recompile_limit if hasattr(dynamo, "recompile_limit") else dynamo.cache_size_limit
+        flags = (cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, matmul.allow_tf32)
+        return limit, torch.are_deterministic_algorithms_enabled(), *flags
+
+    before = seen()
+    with gpu_settings(EXACT, torch.device("cpu")):
+        assert seen() != before
+    assert seen() == before

@@ -11,6 +11,7 @@ from hand_pool import HandPool, job
 from fedecho.experiments import execution
 from fedecho.experiments.execution import Execution, visible_gpus
 from fedecho.simulation.executors.pool import VISIBLE, seeing
+from fedecho.simulation.executors.ray import ENVIRONMENT, ray_settings
 from fedecho.simulation.executors.ray.address import check_address, check_reachable
 
 
@@ -83,6 +84,21 @@ def test_ray_that_is_not_there_is_named_with_its_extra(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ValueError, match=r"--executor ray needs Ray: pip install 'fedecho\[ray\]'"):
         Execution(executor="ray")
+
+
+@pytest.mark.parametrize("theirs", [None, "1"])
+def test_rays_settings_are_made_while_it_starts_and_put_back(theirs: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray", reason="needs Ray: pip install 'fedecho[ray]'")
+    for name in ENVIRONMENT:
+        monkeypatch.delenv(name, raising=False)
+    if theirs is not None:
+        monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", theirs)
+    before = dict(os.environ)
+    Execution(executor="ray", workers=1)
+    assert dict(os.environ) == before
+    with ray_settings():
+        assert ENVIRONMENT.items() <= os.environ.items()
+    assert dict(os.environ) == before
 
 
 @pytest.mark.parametrize("address", ["ray://head:10001", "head", "head:", "head:port", ":6379", "head:70000", "", 7])

@@ -54,6 +54,14 @@ def executor(**options: Any) -> Any:
     return ray_executor(Cluster(None, options.pop("workers", 2), gpu=False), **options)
 
 
+def test_a_run_leaves_the_environment_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ENVIRONMENT:
+        monkeypatch.delenv(name, raising=False)
+    before = dict(os.environ)
+    simulate(load("digits", algorithm="fedbuff", versions=1), executor="ray", workers=1)
+    assert dict(os.environ) == before
+
+
 @pytest.mark.parametrize("algorithm", ["fedecho", "ca2fl"])
 def test_ray_gives_the_bytes_of_serial(algorithm: str) -> None:
     small = ["task.width=2", "task.num_unlabeled=30"]

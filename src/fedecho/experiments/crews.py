@@ -13,6 +13,7 @@ from fedecho.simulation.executors.bench import CPU, Bench
 from fedecho.simulation.executors.crew import DEPTH, Crew
 from fedecho.simulation.executors.executor import Executor
 from fedecho.simulation.executors.pool import PoolExecutor
+from fedecho.simulation.executors.ray import ray_settings
 
 
 def crew_of(
@@ -36,11 +37,12 @@ def crew_of(
             gpus=execution.worker_gpus() if execution.on_gpu else None,
             device=device,
         )
-    from fedecho.simulation.executors.ray.cluster import Cluster
-    from fedecho.simulation.executors.ray.executor import RayExecutor
-
     say("starting Ray on this machine" if execution.address is None else f"joining the Ray cluster at {execution.address}")
-    cluster = Cluster(execution.address, execution.workers, execution.on_gpu)
+    with ray_settings():
+        from fedecho.simulation.executors.ray.cluster import Cluster
+        from fedecho.simulation.executors.ray.executor import RayExecutor
+
+        cluster = Cluster(execution.address, execution.workers, execution.on_gpu)
     return RayExecutor(cluster=cluster, make_trainer=make, wanted=wanted, depth=depth, device=device, say=say)
 
 

@@ -270,7 +270,8 @@ def gpu_settings(precision: Precision, device: torch.device) -> Iterator[None]:
     # Each method of a table has its own learning rates, which are compiled in: more than torch expects of one function.
     limits: Any = torch._dynamo.config
     name = "recompile_limit" if hasattr(limits, "recompile_limit") else "cache_size_limit"  # the latter in torch 2.6
-    setattr(limits, name, 128)
+    limit = getattr(limits, name)
+    setattr(limits, name, max(limit, 128))
     try:
         with attention, server_lane(device), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "TensorFloat32 tensor cores .* available but not enabled")  # that was asked for
@@ -278,3 +279,4 @@ def gpu_settings(precision: Precision, device: torch.device) -> Iterator[None]:
     finally:
         cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, matmul.allow_tf32 = before
         torch.use_deterministic_algorithms(strictly)
+        setattr(limits, name, limit)

@@ -25,11 +25,9 @@ class Trainer:
     steps: Steps | None = None
     """How its steps are made; None is eager."""
 
-    def __post_init__(self) -> None:
-        keep_heap()
-
     def train(self, dispatch: Dispatch, control: Tensor | None = None) -> ClientUpdate:
         """Local training. ``control`` is the client's c_i; None is zero."""
+        keep_heap()
         base, network = dispatch.model.weights, self.network
         network.load(base)
         network.module.train()

@@ -2,11 +2,13 @@
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 
 from fedecho.simulation.executors.ray.address import check_address
 
-__all__ = ["check_address", "check_ray"]
+__all__ = ["check_address", "check_ray", "ray_settings"]
 
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -16,7 +18,21 @@ ENVIRONMENT = {
 
 
 def check_ray() -> None:
-    """Is there Ray? Its settings are read when it is imported, so they are made here, before that."""
+    """Raise if Ray is not installed."""
     if sys.modules.get("ray", ...) is None or find_spec("ray") is None:
         raise ValueError("--executor ray needs Ray: pip install 'fedecho[ray]'")
+
+
+@contextmanager
+def ray_settings() -> Iterator[None]:
+    """Environment variables that Ray reads when it is imported and when a cluster is started or joined. They are put back after."""
+    before = {name: os.environ.get(name) for name in ENVIRONMENT}
     os.environ.update(ENVIRONMENT)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
