@@ -1,11 +1,16 @@
 """A user's module is copied and never changed, and what is saved of it loads into it."""
 
+from collections.abc import Callable
 from copy import deepcopy
+from math import nan
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import weight_norm
+from torch.nn.utils.parametrizations import orthogonal
+from torch.nn.utils.prune import l1_unstructured
 
 from fedecho.core.layout import Layout
 from fedecho.core.modules import FullState, copied, structure_of
@@ -129,3 +134,82 @@ def test_a_known_layer_that_somebody_has_changed_tells_nothing() -> None:
     patched.forward = lambda x: x  # type: ignore[method-assign]
     assert structure_of(nn.Linear(2, 2)) is not None
     assert structure_of(hooked) is structure_of(patched) is None
+
+
+class Gate:
+    """Something to call that says it is nothing."""
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x
+
+
+def changed(change: Callable[[nn.Linear], object]) -> nn.Module:
+    layer = nn.Linear(3, 3)
+    change(layer)
+    return nn.Sequential(layer)
+
+
+CHANGES: dict[str, Callable[[nn.Linear], object]] = {
+    "a forward of its own": lambda layer: setattr(layer, "forward", torch.tanh),
+    "one that is false": lambda layer: setattr(layer, "forward", Gate()),
+    "a tensor": lambda layer: setattr(layer, "scale", torch.ones(2)),
+    "a tensor that is zero": lambda layer: setattr(layer, "scale", torch.zeros(())),
+    "an array": lambda layer: setattr(layer, "scale", np.ones(2)),
+    "a number of its own kind": lambda layer: setattr(layer, "scale", np.float64(0)),
+    "a hook": lambda layer: layer.register_forward_pre_hook(lambda layer, inputs: None),
+    "a mask": lambda layer: layer.register_buffer("mask", torch.tensor([True, False, True])),
+    "a passing buffer": lambda layer: layer.register_buffer("scale", torch.ones(3), persistent=False),
+    "frozen weights": lambda layer: layer.weight.requires_grad_(False),
+    "pruning": lambda layer: l1_unstructured(layer, "weight", amount=1),  # type: ignore[no-untyped-call]
+    "a parametrization": lambda layer: orthogonal(layer),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_is_more_than_its_type_and_plain_settings_tells_nothing(change: str) -> None:
+    assert structure_of(changed(CHANGES[change])) is None
+
+
+def test_classes_of_one_name_with_other_numbers_in_them_tell_nothing() -> None:
+    """A closure; or a notebook, whose cell is run twice."""
+
+    def network(factor: float) -> nn.Module:
+        class Net(nn.Linear):
+            def forward(self, x: Tensor) -> Tensor:
+                return factor * super().forward(x)
+
+        Net.__module__, Net.__qualname__ = "__main__", "Net"
+        return Net(2, 2)
+
+    assert repr(network(1.0)) == repr(network(2.0))
+    assert structure_of(network(1.0)) is structure_of(network(2.0)) is None
+
+
+def test_networks_that_use_a_layer_or_a_weight_again_are_others() -> None:
+    def network(*, twice: bool = False, tied: bool = False) -> nn.Module:
+        first, second, act = nn.Linear(3, 3), nn.Linear(3, 3), nn.Tanh()
+        if tied:
+            second.weight = first.weight
+        return nn.Sequential(first, act, second, *([act] if twice else []))
+
+    known = [structure_of(network(twice=twice, tied=tied)) for twice in (False, True) for tied in (False, True)]
+    assert len(set(known)) == 4
+    assert known[3] == structure_of(network(twice=True, tied=True)) is not None
+    again = nn.Tanh()
+    apart = nn.Sequential(nn.Linear(3, 3), again, nn.Linear(3, 3), nn.Tanh())
+    assert structure_of(apart) != structure_of(network(twice=True)), "one of its own in each place"
+
+
+def test_settings_that_are_equal_and_not_the_same_are_told_apart() -> None:
+    slopes = [structure_of(nn.LeakyReLU(slope)) for slope in (0.0, -0.0, 0.5)]
+    assert len(set(slopes)) == 3
+    assert structure_of(nn.Threshold(nan, 0.0)) == structure_of(nn.Threshold(nan, 0.0))
+
+
+def test_a_layer_of_torch_that_somebody_has_rewritten_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = structure_of(nn.Sequential(nn.Tanh()))
+    monkeypatch.setattr(nn.Tanh, "forward", lambda self, x: x)
+    assert structure_of(nn.Sequential(nn.Tanh())) != before

@@ -154,6 +154,32 @@ def test_two_networks_that_look_alike_are_captured_apart(data: Path) -> None:
         assert parts.evaluate(weights)["loss"] == pytest.approx(task.evaluate(module.eval())["loss"], rel=1e-4)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Repeating(CifarTask):
+    """Layers of torch alone, the same ones, of which one may be used ``again``."""
+
+    again: bool = False
+
+    def network(self, seed: int) -> nn.Module:
+        def made() -> nn.Module:
+            act = nn.Tanh()
+            layers = [nn.Conv2d(3, 4, 3, stride=4), nn.BatchNorm2d(4), act, nn.Flatten(), nn.Linear(4 * 8 * 8, 10)]
+            return nn.Sequential(*layers, *([act] if self.again else []))
+
+        return seeded(seed, made)
+
+
+def test_a_network_that_uses_a_layer_again_is_not_taken_for_another(data: Path) -> None:
+    for again in (False, True):
+        one = experiment(data, "fedbuff")
+        task = Repeating(again=again, data_dir=str(data), num_clients=30)
+        parts = plain_parts(replace(one, task=task))
+        assert parts.one_by_one == ""
+        module = task.network(derive(one.seed, "network"))
+        ours = parts.evaluate(parts.network.layout.pack(parts.network.module))
+        assert ours["loss"] == pytest.approx(parts.task.evaluate(module.eval())["loss"], rel=1e-4)
+
+
 class Forgetful(CifarTask):
     """Its evaluation does not switch gradients off by itself."""
 

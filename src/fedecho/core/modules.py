@@ -1,5 +1,6 @@
 """A user's module: we work on a copy and never change his, and what we save of it loads into his, strictly."""
 
+from collections import OrderedDict
 from collections.abc import Hashable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
@@ -49,25 +50,43 @@ def structure_of(module: nn.Module) -> Hashable | None:
     """Equal for two modules that are the same function of their parameters and statistics; None where nobody can tell.
 
     A ``repr`` does not say it: of a user's class it shows the layers inside, not the code that calls them nor the numbers it keeps.
+    A layer or a tensor that is there under two names has one number, so that a network that uses it twice is another one.
     """
     found: list[Hashable] = []
-    for name, layer in module.named_modules():
-        if not type(layer).__module__.startswith(KNOWN):
+    numbers: dict[int, int] = {}
+    for name, layer in module.named_modules(remove_duplicate=False):
+        known = {key: vars(layer)[key] for key in sorted(vars(layer)) if key not in TENSORS}
+        settings = {key: value for key, value in known.items() if not _is_empty(value)}
+        own = [(key, value) for key, value in (*layer._parameters.items(), *layer._buffers.items()) if value is not None]
+        if not type(layer).__module__.startswith(KNOWN) or not all(_is_given(layer, key, value) for key, value in own):
             return None
-        settings = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in vars(layer).items() if key not in TENSORS
-        }
-        plain = {key: value for key, value in settings.items() if _is_plain(value)}
-        if any(settings[key] for key in settings.keys() - plain.keys()):  # hooks, a forward of its own, tensors, functions
+        if not all(_is_plain(value) for value in settings.values()):  # hooks, a forward of its own, tensors, functions
             return None
-        own = (*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False))
-        tensors = tuple((key, value.shape, value.dtype, value.stride(), value.requires_grad) for key, value in own)
-        found.append((name, type(layer), tuple(sorted(plain.items())), tensors))
+        tensors = tuple((key, _number(value, numbers), value.shape, value.dtype, value.stride()) for key, value in own)
+        # Its text tells 0 from False, 0.0 and -0.0, which are equal.
+        found.append((name, _number(layer, numbers), type(layer), type(layer).forward, repr(settings), tensors))
     return tuple(found)
 
 
+def _number(value: object, numbers: dict[int, int]) -> int:
+    """In the order of first appearance."""
+    return numbers.setdefault(id(value), len(numbers))
+
+
 def _is_plain(value: Any) -> bool:
-    return type(value) in (bool, int, float, str, NoneType) or (type(value) is tuple and all(map(_is_plain, value)))
+    return type(value) in (bool, int, float, str, NoneType) or (type(value) in (tuple, list) and all(map(_is_plain, value)))
+
+
+def _is_empty(value: Any) -> bool:
+    """As the registers of hooks are where there are none."""
+    return type(value) in (dict, OrderedDict, set) and not value
+
+
+def _is_given(layer: nn.Module, key: str, tensor: Tensor) -> bool:
+    """Does it come with the weights, or do nothing? A frozen parameter or a mask would keep the first network's values."""
+    if key in layer._parameters:
+        return tensor.requires_grad
+    return tensor.is_floating_point() or (isinstance(layer, nn.modules.batchnorm._BatchNorm) and key == "num_batches_tracked")
 
 
 @dataclass(frozen=True)
