@@ -147,7 +147,10 @@ def write_counts(tensors: Tensors) -> tuple[int, ...]:
 
     torch does not count writes through ``.data`` or a NumPy array, and counts nothing for tensors of ``inference_mode``.
     """
-    return tuple([-1 if tensor is None or tensor.is_inference() else tensor._version for tensor in tensors])
+    try:
+        return tuple([-1 if tensor is None else tensor._version for tensor in tensors])
+    except RuntimeError:  # one of inference_mode; asking each of them first takes as long as all the rest
+        return tuple([-1 if tensor is None or tensor.is_inference() else tensor._version for tensor in tensors])
 
 
 def tensors_of(model: GlobalModel) -> Tensors:
