@@ -15,7 +15,7 @@ from fedecho.core.types import Weights
 from fedecho.core.user_files import FileError
 from fedecho.experiments.build import Simulation
 from fedecho.experiments.config import ConfigError, completed, differences, to_config
-from fedecho.experiments.described import described
+from fedecho.experiments.described import attributes, described
 from fedecho.experiments.experiment import Experiment
 from fedecho.experiments.record import Line, read_header
 from fedecho.experiments.schema import Header
@@ -38,6 +38,9 @@ def check_same(folder: Path, experiment: Experiment) -> None:
         parts = header.get("parts")
         if parts is not None:  # records of before have none
             ours, theirs = ours | described(experiment), theirs | parts
+        known = header.get("attributes")
+        if known is not None:  # a method keeps nothing on itself; a task may count, or keep what it has read
+            ours, theirs = ours | _of_method(attributes(experiment)), theirs | _of_method(known)
     else:
         theirs = completed(theirs)
     found = differences(ours, theirs)
@@ -45,6 +48,10 @@ def check_same(folder: Path, experiment: Experiment) -> None:
         raise ConfigError(f"{folder} holds a run of another configuration: {'; '.join(found[:3])}")
     _check_model(folder, (header.get("notes") or {}).get(MODEL_FILES), experiment.task)
     _check_trace(folder, experiment, header)
+
+
+def _of_method(found: Mapping[str, Any]) -> Line:
+    return {name: value for name, value in found.items() if name.startswith("algorithm.")}
 
 
 def _check_model(folder: Path, began_with: str | None, task: Any) -> None:
@@ -125,6 +132,13 @@ def _files_of(task: Any) -> dict[str, str]:
     return {MODEL_FILES: files} if isinstance(files, str) else {}
 
 
+def parts_of(experiment: Experiment, config: Line | None) -> Line:
+    """What a header says of an experiment in place of a configuration, where a part of it is a user's own."""
+    if config is not None:
+        return {"parts": None}
+    return {"parts": described(experiment), "attributes": attributes(experiment)}
+
+
 def header_of(simulation: Simulation, config: Line | None, execution: Line) -> Line:
     task, every = simulation.experiment.task, simulation.experiment.record_every or 1
     return {
@@ -132,7 +146,7 @@ def header_of(simulation: Simulation, config: Line | None, execution: Line) -> L
         "name": simulation.experiment.name,
         "algorithm": name_of(simulation.experiment.algorithm),
         "config": config,
-        "parts": described(simulation.experiment) if config is None else None,
+        **parts_of(simulation.experiment, config),
         "trace_sha256": trace_digest(simulation.experiment),
         "seed": simulation.experiment.seed,
         "num_versions": simulation.experiment.num_versions,

@@ -92,6 +92,7 @@ class Header(TypedDict):
     software: NotRequired[dict[str, Any]]
     algorithm: NotRequired[str]
     parts: NotRequired[dict[str, Any] | None]
+    attributes: NotRequired[dict[str, Any] | None]
     clients: NotRequired[Clients | None]
     inputs: NotRequired[dict[str, str] | None]
     notes: NotRequired[dict[str, Any] | None]

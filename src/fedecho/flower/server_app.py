@@ -17,7 +17,7 @@ from fedecho.experiments.accounting import check_accountant
 from fedecho.experiments.build import bound_network, distiller_of, named_by, server_of, student_of
 from fedecho.experiments.config import ConfigError
 from fedecho.experiments.experiment import Experiment
-from fedecho.experiments.identity import config_of, name_of, notes_of
+from fedecho.experiments.identity import config_of, name_of, notes_of, parts_of
 from fedecho.experiments.summary import Summary
 from fedecho.flower.codec import Codec
 from fedecho.flower.federate import federate
@@ -102,14 +102,14 @@ def _check(experiment: Experiment) -> None:
 
 
 def _identity(experiment: Experiment, other_software: bool) -> Identity:
-    task = experiment.task
+    task, config = experiment.task, config_of(experiment)
     return Identity(
         name=experiment.name,
         algorithm=name_of(experiment.algorithm),
         seed=experiment.seed,
         num_versions=experiment.num_versions,
-        config=config_of(experiment),
-        header={"num_unlabeled": task.num_unlabeled, "notes": notes_of(task)},
+        config=config,
+        header={**parts_of(experiment, config), "num_unlabeled": task.num_unlabeled, "notes": notes_of(task)},
         privacy=experiment.privacy,
         other_software=other_software,
     )

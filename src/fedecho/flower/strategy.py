@@ -20,6 +20,7 @@ from fedecho.core.task import defines
 from fedecho.core.types import GlobalModel
 from fedecho.distill.student import Student
 from fedecho.experiments.config import to_config
+from fedecho.experiments.described import attributes, described
 from fedecho.experiments.experiment import check_clients, with_seed
 from fedecho.experiments.identity import name_of
 from fedecho.experiments.methods import by_examples
@@ -135,6 +136,7 @@ class AsyncStrategy:
             seed=self.seed,
             num_versions=num_rounds,
             config=self._described(),
+            header=self._parts(train_config),
             other_software=self.other_software,
             folder_setting="folder",
         )
@@ -164,6 +166,11 @@ class AsyncStrategy:
         plain = {key: value if isinstance(value, PLAIN) else repr(type(value)) for key, value in method.items()}
         told = {"num_clients": self.num_clients, "concurrency": self._concurrency, "seed": self.seed}
         return {"strategy": "AsyncStrategy", "algorithm": plain, "admission": to_config(self.admission), **told}
+
+    def _parts(self, train_config: ConfigRecord | None) -> dict[str, Any]:
+        """What a report tells runs apart by, beside their configuration."""
+        parts = {"algorithm": self.algorithm, "train_config": dict(train_config or {})}
+        return {"parts": described(parts), "attributes": attributes(self.algorithm, "algorithm")}
 
     def _config(self, train_config: ConfigRecord | None) -> dict[str, Any]:
         """A proximal term is asked of clients under the name that Flower's FedProx gives it."""

@@ -7,7 +7,7 @@ import numpy as np
 
 from fedecho.experiments.summary import last_scores
 from fedecho.report.load import LAST, RunData
-from fedecho.report.methods import Method
+from fedecho.report.methods import Method, repetitions
 from fedecho.report.spec import Figure, Floats, Section, Table
 from fedecho.report.tables import percent
 
@@ -58,7 +58,10 @@ def glance(methods: list[Method]) -> Section:
     rows = [_row(method) for method in methods]
     head = ("method", "seeds", "last 10, %", "final, %", "best, %", "staleness", "virtual h", "real s", "lost", "rejected", "")
     note = "Mean ± deviation over seeds. Last 10: of a run's last ten evaluations, at most: single ones jump under stragglers."
-    return Section("glance", "At a glance", tables=[Table(head, rows, f"{note}{_stand_ins(methods)}"), *_scores(methods)])
+    if any(method.repeated for method in methods):
+        note += " Of runs that differ in nothing but their folder, one counts: that which finished or came furthest, else the latest."
+    tables = [Table(head, rows, f"{note}{_stand_ins(methods)}"), *_scores(methods)]
+    return Section("glance", "At a glance", tables=tables, missing=repetitions(methods))
 
 
 def _stand_ins(methods: list[Method]) -> str:

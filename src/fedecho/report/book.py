@@ -30,5 +30,7 @@ def written(runs: list[RunData]) -> Report:
         origin_section(methods),
     ]
     names = sorted({str(run.header.get("name", run.folder.name)) for run in runs})
+    repeated = sum(len(method.repeated) for method in methods)
     many = f"{len(methods)} method{'s' if len(methods) > 1 else ''}, {len(runs)} run{'s' if len(runs) > 1 else ''}"
+    many += f" ({repeated} repeated and left out)" if repeated else ""
     return Report(", ".join(names), many, [section for section in sections if section is not None])

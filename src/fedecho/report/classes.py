@@ -63,7 +63,8 @@ def _table(methods: list[Method]) -> Figure:
     width = max(run.num_labels for method in methods for run in method.runs)
     table = np.full((len(methods), width), np.nan)
     for row, method in enumerate(methods):
-        table[row] = np.mean([_last(run) for run in method.runs], axis=0)
+        mean = np.mean([_last(run) for run in method.runs], axis=0)
+        table[row, : len(mean)] = mean
     heat = Heat(
         [str(name) for name in range(width)], [method.label for method in methods], table, "accuracy", width <= 20, high=1.0
     )

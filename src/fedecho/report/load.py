@@ -70,6 +70,11 @@ class RunData:
         return told or str(method.get("name", self.folder.name) if isinstance(method, dict) else self.folder.name)
 
     @property
+    def version(self) -> int:
+        """How far it has come."""
+        return max((int(line["version"]) for line in (*self.versions[-1:], *self.evaluations[-1:])), default=0)
+
+    @property
     def clock(self) -> str:
         """What ``time`` is: virtual in a simulation; the header of a deployed run may say real."""
         return self.header.get("clock", "virtual")
@@ -160,16 +165,17 @@ class RunData:
 
 
 def find_runs(places: Iterable[Path]) -> list[Path]:
-    """The run folders among ``places`` and below them."""
-    found: list[Path] = []
+    """The run folders among ``places`` and below them, each once under whichever name it is given first."""
+    found: dict[Path, Path] = {}
     for place in places:
         if not place.exists():
             raise ValueError(f"there is no folder {place}; `fedecho run digits --out {place}` would make one")
         inside = [place] if (place / RECORD).is_file() else sorted(path.parent for path in place.rglob(RECORD))
         if not inside:
             raise ValueError(f"{place} holds no run (there is no {RECORD} in it or below it)")
-        found += [folder for folder in inside if folder not in found]
-    return found
+        for folder in inside:
+            found.setdefault(folder.resolve(), folder)
+    return list(found.values())
 
 
 def read_run(folder: Path) -> RunData:

@@ -1,13 +1,12 @@
 """Runs that differ in their seed alone belong together: a method, with a name that tells it from the others."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from fedecho.report.groups import grouped
+from fedecho.report.labels import Label, labels_of
 from fedecho.report.load import RunData
 from fedecho.report.spec import Floats, Line, color_of
 
@@ -16,9 +15,16 @@ GRID = 240
 
 @dataclass(frozen=True)
 class Method:
-    label: str
+    name: Label
     color: str
     runs: tuple[RunData, ...]
+    """One for each seed."""
+    repeated: tuple[RunData, ...] = ()
+    """Runs of a seed that another run stands for; they count nowhere."""
+
+    @property
+    def label(self) -> str:
+        return self.name.text
 
     def line(self, curves: list[tuple[Floats, Floats]], *, dash: bool = False, name: str | None = None) -> Line | None:
         """The mean over the runs, as far as all of them have come, and the span from the lowest to the highest."""
@@ -42,14 +48,23 @@ def having(methods: list[Method], fits: Callable[[RunData], bool]) -> tuple[list
 
 
 def methods_of(runs: list[RunData]) -> list[Method]:
-    grouped: dict[str, list[RunData]] = {}
-    for run in runs:
-        grouped.setdefault(_identity(run), []).append(run)
-    labels = _labels([group[0] for group in grouped.values()])
+    groups = grouped(runs)
     return [
-        Method(label, color_of("", place), tuple(sorted(group, key=lambda run: run.seed)))
-        for place, (label, group) in enumerate(zip(labels, grouped.values(), strict=True))
+        Method(label, color_of("", place), group.runs, group.repeated)
+        for place, (label, group) in enumerate(zip(labels_of(groups), groups, strict=True))
     ]
+
+
+def repetitions(methods: list[Method]) -> list[str]:
+    """What to say of each run that does not count."""
+    return [_repetition(method, run) for method in methods for run in method.repeated]
+
+
+def _repetition(method: Method, run: RunData) -> str:
+    kept = next(other for other in method.runs if other.seed == run.seed)
+    ends = [each.summary.model_sha256 for each in (run, kept) if each.summary]
+    same = "" if len(ends) < 2 else ", to the same model" if ends[0] == ends[1] else ", but to another model"
+    return f"{run.folder} ({method.label}, seed {run.seed}: {kept.folder} ran the same{same}, and a seed counts once)"
 
 
 def thinned(x: Floats, y: Floats, most: int = 2 * GRID) -> tuple[Floats, Floats]:
@@ -65,43 +80,3 @@ def _grid(xs: list[Floats]) -> Floats:
     if all(len(x) == len(xs[0]) and np.array_equal(x, xs[0]) for x in xs):
         return thinned(xs[0], xs[0], GRID)[0]
     return np.linspace(first, max(first, last), min(GRID, max(len(x) for x in xs)))
-
-
-def _identity(run: RunData) -> str:
-    config = run.header.get("config")
-    shown = [run.algorithm, run.header.get("name"), _seedless(config)] if config else [run.algorithm, run.header.get("name")]
-    return json.dumps(shown, sort_keys=True)
-
-
-def _seedless(tree: Any) -> Any:
-    if isinstance(tree, dict):
-        return {key: _seedless(value) for key, value in tree.items() if key != "seed"}
-    return tree
-
-
-def _labels(firsts: list[RunData]) -> list[str]:
-    """The method's name; where two have the same, with the settings in which they differ."""
-    several = len({run.header.get("name") for run in firsts}) > 1
-    names = [f"{run.algorithm}, {run.header.get('name')}" if several else run.algorithm for run in firsts]
-    labels = []
-    for run, name in zip(firsts, names, strict=True):
-        others = [other for other, other_name in zip(firsts, names, strict=True) if other is not run and other_name == name]
-        differs = _differing(run, others)
-        labels.append(f"{name} ({', '.join(differs[:2])})" if differs else name)
-    if len(set(labels)) < len(labels):
-        labels = [f"{label} [{Path(run.folder).name}]" for label, run in zip(labels, firsts, strict=True)]
-    return labels
-
-
-def _differing(run: RunData, others: list[RunData]) -> list[str]:
-    mine = _flat(_seedless(run.header.get("config") or {}))
-    theirs = [_flat(_seedless(other.header.get("config") or {})) for other in others]
-    keys = [key for key, value in mine.items() if any(other.get(key) != value for other in theirs)]
-    return [f"{key.rpartition('.')[2]} {mine[key]}" for key in keys]
-
-
-def _flat(tree: dict[str, Any], path: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        flat |= _flat(value, f"{path}{key}.") if isinstance(value, dict) else {f"{path}{key}": value}
-    return flat

@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from typing import Any
 
+from fedecho.report.load import RunData
 from fedecho.report.methods import Method
 from fedecho.report.spec import Section, Table
 
@@ -11,26 +12,41 @@ SOFTWARE = ("fedecho", "python", "torch", "numpy", "platform")
 
 
 def origin_section(methods: list[Method]) -> Section:
-    rows = [
-        [method.label, str(run.seed), str(run.header.get("started", "")), str(run.header.get("command", "")), str(run.folder)]
-        for method in methods
-        for run in method.runs
-    ]
+    rows = []
+    for method in methods:
+        rows += [_made(method, run) for run in method.runs]
+        rows += [_made(method, run, ", left out") for run in method.repeated]
     details = [(f"Configuration of {method.label}, seed {method.runs[0].seed}", _config(method)) for method in methods]
-    tables = [Table(("method", "seed", "started", "command", "folder"), rows), _environment(methods), *_notes(methods)]
+    tables = [*_settings(methods), Table(("method", "seed", "started", "command", "folder"), rows)]
+    tables += [_environment(methods), *_notes(methods)]
     return Section("origin", "How it was made", tables=tables, details=details)
 
 
+def _made(method: Method, run: RunData, fate: str = "") -> list[str]:
+    return [method.label, f"{run.seed}{fate}", str(run.header.get("started", "")), str(run.header.get("command", "")), str(run.folder)]
+
+
+def _settings(methods: list[Method]) -> list[Table]:
+    """All in which methods of one name differ, where their labels do not say it all."""
+    told = [method for method in methods if method.name.unnamed]
+    names = list(dict.fromkeys(name for method in told for name in method.name.settings))
+    rows = [[method.label, *(method.name.settings.get(name, "") for name in names)] for method in told]
+    return [Table(("method", *names), rows, "All settings in which methods of one name differ.")] if told else []
+
+
 def _config(method: Method) -> str:
-    config = method.runs[0].header.get("config")
-    if config is None:
-        return "This run used a task or method of its own, which a record cannot write down."
-    return "\n".join(_toml(config))
+    header = method.runs[0].header
+    config, parts = header.get("config"), header.get("parts")
+    if config is not None:
+        return "\n".join(_toml(config))
+    lines = ["# This run used a task or method of its own, which cannot be built from a record. What is known of it:"]
+    attributes = [f"{json.dumps(name)} = {_value(value)}" for name, value in (header.get("attributes") or {}).items()]
+    return "\n".join([*lines, *_toml(parts or {}), *(["", "[attributes]", *attributes] if attributes else [])])
 
 
 def _toml(tree: dict[str, Any], path: str = "") -> list[str]:
     """As a file for `fedecho run`."""
-    lines = [f"{key} = {_value(value)}" for key, value in tree.items() if not isinstance(value, dict)]
+    lines = [f"{key} = {_value(value)}" for key, value in tree.items() if value is not None and not isinstance(value, dict)]
     for key, value in tree.items():
         if isinstance(value, dict):
             lines += ["", f"[{path}{key}]", *_toml(value, f"{path}{key}.")]
