@@ -38,7 +38,6 @@ def described(value: Any) -> Any:
     return tree
 
 
-
 def attributes(value: Any, path: str = "", depth: int = DEPTH, written: bool = True) -> dict[str, Any]:
     """What ``described`` leaves out, by dotted path: public attributes of objects and classes, names and defaults of functions.
 

@@ -59,7 +59,7 @@ def glance(methods: list[Method]) -> Section:
     head = ("method", "seeds", "last 10, %", "final, %", "best, %", "staleness", "virtual h", "real s", "lost", "rejected", "")
     note = "Mean ± deviation over seeds. Last 10: of a run's last ten evaluations, at most: single ones jump under stragglers."
     if any(method.repeated for method in methods):
-        note += " Of runs that differ in nothing but their folder, one counts: that which finished or came furthest, else the latest."
+        note += " Of several runs with one seed, the one counts that finished or came furthest, then the latest."
     tables = [Table(head, rows, f"{note}{_stand_ins(methods)}"), *_scores(methods)]
     return Section("glance", "At a glance", tables=tables, missing=repetitions(methods))
 

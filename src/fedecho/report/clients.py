@@ -13,7 +13,7 @@ from fedecho.report.spec import Bars, Dots, Figure, Line, Mark, Section, Table, 
 from fedecho.report.timeline import ORDER, timeline
 
 MOST_DOTS = 500
-MOST_TIMELINES = 4
+MOST_TIMELINES, MOST_NAMES = 4, 3
 
 
 def clients_section(methods: list[Method]) -> Section:
@@ -43,7 +43,9 @@ def _timelines(methods: list[Method]) -> tuple[list[Figure], list[str]]:
         if place == MOST_TIMELINES:
             missing.append(f"{len(drawn) - place} more timelines: give `fedecho report` fewer runs to see them")
             break
-        found = timeline(run, f"timeline-{place + 1}", f"{', '.join(labels)}, seed {run.seed}")
+        more = f" and {len(labels) - MOST_NAMES} more" if len(labels) > MOST_NAMES else ""
+        whose = f"{', '.join(labels[:MOST_NAMES])}{more}, seed {run.seed}"
+        found = timeline(run, f"timeline-{place + 1}", whose)
         if found is None:
             missing.append(f"the timeline of {run.folder.name}: its record does not say when jobs began")
         else:

@@ -81,7 +81,14 @@ def _as_parts(config: dict[str, Any]) -> dict[str, Any]:
     try:
         tree: dict[str, Any] = described(from_config(config))
         return tree
-    except (ValueError, TypeError, OSError, ArithmeticError, LookupError, RecursionError):  # of another fedecho, or of a strategy in Flower
+    except (
+        ValueError,
+        TypeError,
+        OSError,
+        ArithmeticError,
+        LookupError,
+        RecursionError,
+    ):  # of another fedecho, or of a strategy in Flower
         return config
 
 

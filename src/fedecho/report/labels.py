@@ -35,7 +35,9 @@ def labels_of(groups: list[Group]) -> list[Label]:
             labels[place] = label
     texts = [label.text for label in labels]
     return [
-        label if texts.count(label.text) == 1 else Label(f"{label.text} [{group.runs[0].folder}]", label.settings, label.unnamed)
+        label
+        if texts.count(label.text) == 1
+        else Label(f"{label.text} [{group.runs[0].folder}]", label.settings, label.unnamed)
         for label, group in zip(labels, groups, strict=True)
     ]
 
@@ -93,5 +95,5 @@ def _said(value: Any) -> str:
     if isinstance(value, str):
         text = value[:8] if re.fullmatch(r"[0-9a-f]{32,}", value) else value.replace("<locals>.", "")
     else:
-        text = "none" if value is None else json.dumps(value)
+        text = "none" if value is None else json.dumps(value).removesuffix(".0")
     return text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS - 1]}…"

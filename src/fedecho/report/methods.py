@@ -63,8 +63,8 @@ def repetitions(methods: list[Method]) -> list[str]:
 def _repetition(method: Method, run: RunData) -> str:
     kept = next(other for other in method.runs if other.seed == run.seed)
     ends = [each.summary.model_sha256 for each in (run, kept) if each.summary]
-    same = "" if len(ends) < 2 else ", to the same model" if ends[0] == ends[1] else ", but to another model"
-    return f"{run.folder} ({method.label}, seed {run.seed}: {kept.folder} ran the same{same}, and a seed counts once)"
+    end = "" if len(ends) < 2 else ", with the same model" if ends[0] == ends[1] else ", with another model"
+    return f"{run.folder}: a repeat of {kept.folder} ({method.label}, seed {run.seed}){end}; each seed counts once"
 
 
 def thinned(x: Floats, y: Floats, most: int = 2 * GRID) -> tuple[Floats, Floats]:

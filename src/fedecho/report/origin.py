@@ -23,7 +23,13 @@ def origin_section(methods: list[Method]) -> Section:
 
 
 def _made(method: Method, run: RunData, fate: str = "") -> list[str]:
-    return [method.label, f"{run.seed}{fate}", str(run.header.get("started", "")), str(run.header.get("command", "")), str(run.folder)]
+    return [
+        method.label,
+        f"{run.seed}{fate}",
+        str(run.header.get("started", "")),
+        str(run.header.get("command", "")),
+        str(run.folder),
+    ]
 
 
 def _settings(methods: list[Method]) -> list[Table]:

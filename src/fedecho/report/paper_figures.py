@@ -9,6 +9,9 @@ import numpy as np
 from fedecho.report.html import MissingExtra
 from fedecho.report.spec import STALENESS, Bars, Dots, Figure, Heat, Line, Report, Spans
 
+LONG = 48
+"""Characters of all names together that have room below upright bars."""
+
 
 def write_figures(report: Report, folder: Path, told: Callable[[str], None] = lambda text: None) -> list[Path]:
     """``SLUG.png`` (300 dpi) and ``SLUG.svg`` of every figure, without a window on any screen."""
@@ -31,7 +34,9 @@ def write_figures(report: Report, folder: Path, told: Callable[[str], None] = la
     ):
         for figure in report.figures:
             told(figure.slug)
-            size = (7.2, min(9.0, figure.height / 110)) if figure.wide else (3.6, 2.5)
+            below = 0.15 * len(_long_legend(figure))
+            wide = figure.wide or _lies(figure)
+            size = (7.2, min(9.0, figure.height / 110)) if wide else (3.6, 2.5 + below)
             drawing = Drawing(figsize=size, layout="constrained")
             FigureCanvasAgg(drawing)
             draw(figure, drawing.add_subplot())
@@ -53,15 +58,27 @@ def draw(figure: Figure, axes: Any) -> None:
     for mark in figure.marks:
         if type(mark) in drawn:
             drawn[type(mark)](mark, figure, axes)
-    if bars:
-        _bars(bars, figure, axes)
     axes.set(xlabel=figure.x_label, ylabel=figure.y_label)
+    if bars:
+        (_lying_bars if _lies(figure) else _bars)(bars, figure, axes)
     axes.set_title(figure.title, fontsize=8, loc="left", pad=14 if any(isinstance(mark, Spans) for mark in figure.marks) else 6)
     if figure.percent and not any(isinstance(mark, Heat) for mark in figure.marks):
         axes.yaxis.set_major_formatter(lambda value, place: f"{100 * value:.0f} %")
-    named = [mark for mark in figure.marks if isinstance(mark, Line | Dots | Bars) and not getattr(mark, "quiet", False)]
-    if len(named) > 1:
+    if _long_legend(figure):
+        axes.figure.legend(loc="outside lower left", frameon=False, fontsize=7)
+    elif len(_legend(figure)) > 1:
         axes.legend(frameon=False, fontsize=7)
+
+
+def _legend(figure: Figure) -> list[str]:
+    marks = [mark for mark in figure.marks if isinstance(mark, Line | Dots | Bars)]
+    return [mark.name for mark in marks if not (isinstance(mark, Line) and mark.quiet)]
+
+
+def _long_legend(figure: Figure) -> list[str]:
+    """The names of a legend that would cover the plot: it stands below."""
+    names = _legend(figure)
+    return names if len(names) > 1 and (len(names) > 5 or max(map(len, names)) > 24) else []
 
 
 def _line(mark: Line, figure: Figure, axes: Any) -> None:
@@ -85,6 +102,20 @@ def _bars(marks: list[Bars], figure: Figure, axes: Any) -> None:
         floor = floor + mark.y
     many = len(places) > 8
     axes.set_xticks(places, marks[0].x, rotation=60 if many else 0, fontsize=6 if many else 8)
+
+
+def _lying_bars(marks: list[Bars], figure: Figure, axes: Any) -> None:
+    floor = np.zeros(len(marks[0].x))
+    for mark in marks:
+        axes.barh(list(mark.x), mark.y, 0.8, left=floor, color=mark.color, label=mark.name)
+        floor = floor + mark.y
+    axes.invert_yaxis()
+    axes.set(xlabel=figure.y_label, ylabel=figure.x_label)
+
+
+def _lies(figure: Figure) -> bool:
+    """Stacked bars whose names are long, so that these can be read."""
+    return figure.stacked and any(sum(map(len, mark.x)) > LONG for mark in figure.marks if isinstance(mark, Bars))
 
 
 def _heat(mark: Heat, figure: Figure, axes: Any) -> None:

@@ -56,8 +56,27 @@
     return trace;
   }
 
-  function prepared(figure) {
+  /* Names of methods may be long: they are broken at blanks. */
+  function wrapped(label, most) {
+    const lines = [""];
+    for (const word of label.split(" ")) {
+      const longer = lines[lines.length - 1] ? `${lines[lines.length - 1]} ${word}` : word;
+      if (longer.length > most && lines[lines.length - 1]) { lines.push(word); } else { lines[lines.length - 1] = longer; }
+    }
+    return lines.join("<br>");
+  }
+
+  /* A legend takes the room of its rows above the plot, not of the plot itself. */
+  function legendRows(names, width) {
+    const lines = (name) => name.split("<br>");
+    const widest = 58 + 7 * Math.max(...names.flatMap((name) => lines(name).map((line) => line.length)));
+    const columns = Math.max(1, Math.floor((width - 62) / widest));
+    return Math.ceil(names.length / columns) * Math.max(...names.map((name) => lines(name).length));
+  }
+
+  function prepared(figure, place) {
     let { traces, layout } = figure;
+    const width = place.clientWidth || 370;
     if (figure.spans.length) {
       const spans = figure.spans[0];
       traces = spanTraces(spans);
@@ -65,11 +84,25 @@
     }
     const sideBar = traces.some((trace) => trace.type === "heatmap");
     if (sideBar && narrow()) {
-      const short = (label) => (label.length > 16 ? `${label.slice(0, 15)}…` : label);
-      layout = { ...layout, yaxis: { ...layout.yaxis, tickvals: traces[0].y, ticktext: traces[0].y.map(short) } };
       traces = traces.map((trace) => ({ ...trace, texttemplate: undefined, colorbar: { ...trace.colorbar, title: { text: "" }, thickness: 8 } })); }
+    if (sideBar) {
+      const labels = traces[0].y.map((label) => wrapped(String(label), narrow() ? 17 : 34));
+      layout = { ...layout, yaxis: { ...layout.yaxis, tickvals: traces[0].y, ticktext: labels } };
+    }
+    if (layout.barmode === "stack" && traces[0].x.join().length > 48) {
+      /* Bars with long names lie, so that these can be read. */
+      const labels = traces[0].x;
+      const named = { type: "category", autorange: "reversed", automargin: true, tickvals: labels, ticktext: labels.map((label) => wrapped(label, 20)) };
+      layout = { ...layout, height: 130 + 42 * labels.length, xaxis: { ...layout.yaxis }, yaxis: named };
+      traces = traces.map((trace) => ({ ...trace, x: trace.y, y: trace.x, orientation: "h", hovertemplate: "%{y}: %{x:.4~g}" }));
+    }
+    traces = traces.map((trace) => (trace.name ? { ...trace, name: wrapped(trace.name, Math.floor((width - 110) / 7)) } : trace));
     const named = traces.filter((trace) => trace.name && trace.showlegend !== false);
-    return [traces, styled({ ...layout, showlegend: named.length > 0 && !sideBar }, sideBar)];
+    const showlegend = named.length > 0 && !sideBar;
+    const rows = showlegend && named.length > 1 ? legendRows(named.map((trace) => trace.name), width) : 1;
+    const more = 19 * Math.max(rows - 2, 0);
+    place.style.height = `${layout.height + more}px`;
+    return [traces, styled({ ...layout, height: layout.height + more, showlegend, legend: { maxheight: 24 * rows + 20 } }, sideBar)];
   }
 
   /* The buttons are named one by one: by default plotly offers to send the chart to its makers. */
@@ -83,7 +116,7 @@
     for (const figure of figures) {
       const place = document.getElementById(figure.slug);
       if (place) {
-        const [traces, layout] = prepared(figure);
+        const [traces, layout] = prepared(figure, place);
         await Plotly.react(place, traces, layout, { ...config, toImageButtonOptions: { format: "svg", filename: figure.slug } });
         drawn += 1;
       }
