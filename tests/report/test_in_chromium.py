@@ -96,6 +96,38 @@ def test_every_figure_is_drawn(browser: Any, written: Path, size: str, scheme: s
     tab.context.close()
 
 
+@pytest.mark.parametrize("size", list(SIZES))
+def test_long_names_have_room(browser: Any, tmp_path: Path, size: str) -> None:
+    for number in range(8):
+        told = lines()
+        settings = {"client_lr": number / 8, "num_local_steps": 100 + number, "weight_decay": number / 1000}
+        told[0]["config"]["local"] = settings
+        write(tmp_path / str(number), told, finished=True)
+    (tmp_path / "report.html").write_text(page(report_of([tmp_path])))
+    tab, faults = opened(browser, (tmp_path / "report.html").as_uri(), size, "light")
+    assert tab.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), "the page is wider than the screen"
+    for slug in ("accuracy-over-versions", "versions-alive"):
+        inside = """(slug) => {
+          const plot = document.getElementById(slug), edges = plot.getBoundingClientRect();
+          const area = plot.querySelector(".nsewdrag").getBoundingClientRect();
+          const names = [...plot.querySelectorAll(".legendtext")].map((name) => name.getBoundingClientRect());
+          return { names: names.length, height: area.height,
+                   seen: names.every((name) => name.left >= edges.left && name.right <= edges.right && name.bottom <= area.top) };
+        }"""
+        found = tab.evaluate(inside, slug)
+        assert (found["names"], found["seen"]) == (8, True), slug
+        assert found["height"] > 120, f"{slug} has no room for its curves"
+    for slug in ("server-time", "accuracy-by-class"):
+        apart = """(slug) => {
+          const names = [...document.querySelectorAll(`#${slug} .ytick`)].filter((tick) => tick.textContent);
+          const ticks = names.map((tick) => tick.getBoundingClientRect());
+          return ticks.length === 8 && ticks.every((tick, i) => i === 0 || tick.top >= ticks[i - 1].bottom - 2);
+        }"""
+        assert tab.evaluate(apart, slug), f"names of rows cover each other in {slug}"
+    assert not faults
+    tab.context.close()
+
+
 def test_the_mouse_the_legend_and_the_switch_are_answered(browser: Any, written: Path) -> None:
     tab, faults = opened(browser, written.as_uri(), "desk", "light")
     plot = tab.locator("#accuracy-over-versions")

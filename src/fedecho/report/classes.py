@@ -69,7 +69,7 @@ def _table(methods: list[Method]) -> Figure:
         [str(name) for name in range(width)], [method.label for method in methods], table, "accuracy", width <= 20, high=1.0
     )
     note = "Mean of the last ten evaluations and over seeds."
-    height = 170 + (34 if max(len(method.label) for method in methods) <= 24 else 44) * len(methods)
+    height = 170 + 34 * len(methods)
     return Figure("accuracy-by-class", "Accuracy by class", "class", "", [heat], note, wide=True, percent=True, height=height)
 
 

@@ -56,14 +56,21 @@
     return trace;
   }
 
-  /* Names of methods may be long: they are broken at blanks. */
+  /* Names of methods may be long: they are broken between their settings, within one only if it is too long itself. */
   function wrapped(label, most) {
     const lines = [""];
-    for (const word of label.split(" ")) {
+    const settings = label.split(/(?<=,) | (?=\()/).flatMap((part) => (part.length > most ? part.split(" ") : [part]));
+    for (const word of settings) {
       const longer = lines[lines.length - 1] ? `${lines[lines.length - 1]} ${word}` : word;
       if (longer.length > most && lines[lines.length - 1]) { lines.push(word); } else { lines[lines.length - 1] = longer; }
     }
     return lines.join("<br>");
+  }
+
+  /* Names of several lines beside rows do not cover each other. */
+  function tallEnough(labels) {
+    const lines = Math.max(...labels.map((label) => label.split("<br>").length));
+    return lines === 1 ? 0 : 140 + labels.length * (17 * lines + 6);
   }
 
   /* A legend takes the room of its rows above the plot, not of the plot itself. */
@@ -87,13 +94,15 @@
       traces = traces.map((trace) => ({ ...trace, texttemplate: undefined, colorbar: { ...trace.colorbar, title: { text: "" }, thickness: 8 } })); }
     if (sideBar) {
       const labels = traces[0].y.map((label) => wrapped(String(label), narrow() ? 17 : 34));
-      layout = { ...layout, yaxis: { ...layout.yaxis, tickvals: traces[0].y, ticktext: labels } };
+      const height = Math.max(layout.height, tallEnough(labels));
+      layout = { ...layout, height, yaxis: { ...layout.yaxis, tickvals: traces[0].y, ticktext: labels } };
     }
     if (layout.barmode === "stack" && traces[0].x.join().length > 48) {
       /* Bars with long names lie, so that these can be read. */
       const labels = traces[0].x;
-      const named = { type: "category", autorange: "reversed", automargin: true, tickvals: labels, ticktext: labels.map((label) => wrapped(label, 20)) };
-      layout = { ...layout, height: 130 + 42 * labels.length, xaxis: { ...layout.yaxis }, yaxis: named };
+      const ticktext = labels.map((label) => wrapped(label, 20));
+      const named = { type: "category", autorange: "reversed", automargin: true, tickvals: labels, ticktext };
+      layout = { ...layout, height: Math.max(layout.height, tallEnough(ticktext)), xaxis: { ...layout.yaxis }, yaxis: named };
       traces = traces.map((trace) => ({ ...trace, x: trace.y, y: trace.x, orientation: "h", hovertemplate: "%{y}: %{x:.4~g}" }));
     }
     traces = traces.map((trace) => (trace.name ? { ...trace, name: wrapped(trace.name, Math.floor((width - 110) / 7)) } : trace));
