@@ -21,6 +21,8 @@ from fedecho.experiments.config import ConfigError
 from fedecho.experiments.record import read_record
 from fedecho.flower import AsyncStrategy, Waiting
 from fedecho.flower.user_model import layout_of
+from fedecho.report.load import find_runs, read_run
+from fedecho.report.methods import methods_of
 
 N = 4
 SEEN: list[dict[str, Any]] = []
@@ -127,6 +129,15 @@ def test_without_an_evaluation_a_record_has_no_accuracy(tmp_path: Path) -> None:
 def test_a_proximal_term_is_asked_for_as_fedprox_does() -> None:
     strategy(FedAsync(proximal=0.25)).start(loop(), ArrayRecord(net().state_dict()), num_rounds=2)
     assert {config["proximal-mu"] for config in SEEN} == {0.25}
+
+
+def test_a_report_tells_runs_apart_by_what_nodes_are_asked_to_do(tmp_path: Path) -> None:
+    for lr in (0.5, 0.01):
+        one = strategy(FedBuff(buffer_size=2), folder=tmp_path / str(lr))
+        config = ConfigRecord({"lr": lr})
+        one.start(loop(), ArrayRecord(net().state_dict()), num_rounds=1, train_config=config, evaluate_fn=accuracy)
+    found = methods_of([read_run(folder) for folder in find_runs([tmp_path])])
+    assert [method.label for method in found] == ["fedbuff (lr 0.01)", "fedbuff (lr 0.5)"]
 
 
 def test_what_cannot_work_is_said_at_once() -> None:
