@@ -116,5 +116,6 @@ def _last_of(folder: Path) -> dict[str, Any]:
                 found = json.loads(whole[start:end])["software"]
             except (ValueError, KeyError, RecursionError):
                 raise ValueError(f"{path} has a damaged line of software; start in a new folder") from None
-    gpu = {"gpu": execution["device"]} if "device" in execution else {}
+    # Without any GPU the executor itself says that it needs one.
+    gpu = {"gpu": execution["device"]} if "device" in execution and torch.cuda.is_available() else {}
     return gpu | found if isinstance(found, dict) else gpu
