@@ -101,7 +101,7 @@ def test_drawn_clients_are_of_all_sizes_and_all_classes_and_the_smaller_alpha_th
     ("settings", "message"),
     [
         ({"alpha": 0.0}, r"partition.alpha must be above 0, got 0.0"),
-        ({"min_examples": 0}, r"got 0 and 100"),
+        ({"min_examples": 0}, r"partition.min_examples must be at least 1, got 0"),
         ({"min_examples": 9, "max_examples": 8}, r"got 9 and 8"),
     ],
 )

@@ -55,7 +55,7 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         ("runtimes.profile=huge", ["runtimes.profile", "'large' or 'mild'"]),
         ("runtimes.trace=nowhere.csv", ["nowhere.csv"]),
         ("faults.dropout=1", ["dropout", "below 1"]),
-        ("algorithm.distiller.alpha_min=2", ["algorithm.distiller: need 0 <= alpha_min", "2.0"]),
+        ("algorithm.distiller.alpha_min=2", ["algorithm.distiller.alpha_min must be between 0 and 1", "2.0"]),
         ("faults.available_s=10", ["available_s", "unavailable_s"]),
         ("algorithm.distiller.alpha_min=0.9", ["alpha_min", "alpha_max"]),
         ("algorithm.distiller.clip_norm=nan", ["clip_norm"]),

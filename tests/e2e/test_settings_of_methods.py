@@ -65,7 +65,7 @@ def test_an_error_of_one_method_names_it() -> None:
     assert "fedecho: unknown key 'algorithm.buffer_size': did you mean 'algorithm.inner.buffer_size'?" in refused(
         *compared("--set", "algorithm.buffer_size=2")
     )
-    assert refused(*compared("--set", "algorithm.distiller.clip_norm=-1")).startswith("fedecho: algorithm.distiller: clip_norm")
+    assert refused(*compared("--set", "algorithm.distiller.clip_norm=-1")).startswith("fedecho: algorithm.distiller.clip_norm")
     said = refused("table", "cifar10", "--set", "algorithm.distiller.clip_norm=3", "--results", "mine", "--dry-run")
     assert said.startswith("FedBuff, large Dir(0.1): unknown key 'algorithm.distiller'")
 

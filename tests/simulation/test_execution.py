@@ -21,7 +21,7 @@ from fedecho.simulation.executors.ray.address import check_address, check_reacha
         ({"executor": "cloud"}, "--executor must be one of serial, pool, cuda, ray, got 'cloud'"),
         ({"executor": "serial", "device": "cuda"}, "for one GPU use --executor cuda, for several pool --device cuda"),
         ({"executor": "cuda", "device": "cpu"}, "--executor cuda is on a GPU: leave --device out"),
-        ({"executor": "pool", "device": "tpu"}, "--device must be cpu or cuda, got 'tpu'"),
+        ({"executor": "pool", "device": "tpu"}, "--device must be 'cpu' or 'cuda', got 'tpu'"),
         ({"executor": "pool", "device": "cuda", "gpus": ()}, "--executor pool --device cuda needs NVIDIA GPUs"),
         (
             {"executor": "pool", "device": "cuda", "workers": 3, "gpus": ("0", "1")},

@@ -64,8 +64,8 @@ def test_a_spell_is_a_pure_function_of_client_and_number() -> None:
         ({"dropout": float("nan")}, r"faults.dropout must be at least 0 and below 1, got nan"),
         ({"available_s": 5.0}, r"must be given together"),
         ({"unavailable_s": 5.0}, r"must be given together"),
-        ({"available_s": 0.0, "unavailable_s": 5.0}, r"faults.available_s must be above 0 and finite, got 0.0"),
-        ({"available_s": 5.0, "unavailable_s": -1.0}, r"faults.unavailable_s must be above 0 and finite, got -1.0"),
+        ({"available_s": 0.0, "unavailable_s": 5.0}, r"faults.available_s must be at least 0.001, got 0.0"),
+        ({"available_s": 5.0, "unavailable_s": -1.0}, r"faults.unavailable_s must be at least 0.001, got -1.0"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, float], message: str) -> None:

@@ -151,10 +151,10 @@ def test_fadas_classes_do_not_depend_on_size() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"profile": "huge"}, r"runtimes.profile must be one of large, mild, equal, got 'huge'"),
+        ({"profile": "huge"}, r"runtimes.profile must be 'large', 'mild' or 'equal', got 'huge'"),
         ({"rule": "age"}, r"runtimes.rule must be 'size' or 'fadas', got 'age'"),
         ({"runtime_gamma": -0.1}, r"runtime_gamma must be at least 0, got -0.1"),
-        ({"long_share": -0.1}, r"must add up to at most 1, got -0.1 and 0.29"),
+        ({"long_share": -0.1}, r"runtimes.long_share must be between 0 and 1, got -0.1"),
         ({"long_share": 0.8, "medium_share": 0.3}, r"must add up to at most 1, got 0.8 and 0.3"),
         ({"spread": 0.0}, r"runtimes.spread must be above 0, got 0.0"),
     ],

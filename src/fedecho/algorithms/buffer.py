@@ -67,18 +67,3 @@ class Buffer:
         self.delta_sum.zero_()
         self.buffers_sum.zero_()
         return replace(self, size=0, examples=0.0)
-
-
-def check_moments(beta1: float, beta2: float, eps: float) -> None:
-    for name, beta in (("beta1", beta1), ("beta2", beta2)):
-        if not 0 <= beta < 1:
-            raise ValueError(f"{name} must be at least 0 and below 1, got {beta}")
-    if not eps > 0:
-        raise ValueError(f"eps must be above 0, got {eps}")
-
-
-def check_buffered(buffer_size: int, server_lr: float) -> None:
-    if buffer_size < 1:
-        raise ValueError(f"buffer_size must be at least 1, got {buffer_size}")
-    if not server_lr > 0:
-        raise ValueError(f"server_lr must be above 0, got {server_lr}")

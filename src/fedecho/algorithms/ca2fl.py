@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedecho.algorithms.buffer import Buffer, check_buffered
+from fedecho.algorithms.buffer import Buffer
 from fedecho.core.memory import ClientMemory, Place, check_place
+from fedecho.core.ranges import InFlight, NumClients, Rate, check_ranges
 from fedecho.core.types import Advance, Arrival, GlobalModel, Weights
 
 
@@ -27,14 +28,14 @@ class CA2FL:
     ``memory`` says where the N cached updates live: beside the model, in main memory or in a mapped file in ``memory_dir``.
     """
 
-    buffer_size: int
-    num_clients: int
-    server_lr: float = 1.0
+    buffer_size: InFlight
+    num_clients: NumClients
+    server_lr: Rate = 1.0
     memory: Place = "cpu"
     memory_dir: str | None = None
 
     def __post_init__(self) -> None:
-        check_buffered(self.buffer_size, self.server_lr)
+        check_ranges(self)
         check_place(self.memory, self.memory_dir, "algorithm.memory", "algorithm.memory_dir")
 
     def init(self, model: GlobalModel) -> Cache:

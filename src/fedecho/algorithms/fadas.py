@@ -1,12 +1,14 @@
 """FADAS. Wang et al., FADAS: Towards Federated Adaptive Asynchronous Optimization, ICML 2024."""
 
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from fedecho.algorithms.buffer import Buffer, check_buffered, check_moments
+from fedecho.algorithms.buffer import Buffer
 from fedecho.algorithms.robust import StepRule, check_rule
+from fedecho.core.ranges import Decay, Epsilon, InFlight, Rate, at_least, check_ranges
 from fedecho.core.types import Advance, Arrival, GlobalModel, Weights
 
 
@@ -31,23 +33,20 @@ class FADAS:
     ``weighted``: the mean by the clients' numbers of examples.
     """
 
-    buffer_size: int
-    server_lr: float = 1e-4
-    beta1: float = 0.9
-    beta2: float = 0.99
-    eps: float = 1e-8
+    buffer_size: InFlight
+    server_lr: Rate = 1e-4
+    beta1: Decay = 0.9
+    beta2: Decay = 0.99
+    eps: Epsilon = 1e-8
     bias_correction: bool = True
     delay_adaptive: bool = False
-    staleness_threshold: int = 1
+    staleness_threshold: Annotated[int, at_least(0)] = 1
     combine: StepRule = "mean"
     weighted: bool = False
 
     def __post_init__(self) -> None:
-        check_buffered(self.buffer_size, self.server_lr)
+        check_ranges(self)
         check_rule(self.combine, self.weighted)
-        check_moments(self.beta1, self.beta2, self.eps)
-        if self.staleness_threshold < 0:
-            raise ValueError(f"staleness_threshold must be at least 0, got {self.staleness_threshold}")
 
     def init(self, model: GlobalModel) -> Moments:
         zero = torch.zeros_like(model.weights.params)

@@ -2,14 +2,15 @@
 Fine-Grained Correction, AAAI 2024; after the public implementation, with three repairs named in docs/algorithms.md."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from fedecho.algorithms.buffer import Buffer, check_buffered, check_moments
+from fedecho.algorithms.buffer import Buffer
 from fedecho.core.algorithm import Demands
+from fedecho.core.ranges import Decay, Epsilon, InFlight, NumClients, Rate, check_ranges, positive
 from fedecho.core.types import Advance, Arrival, GlobalModel, Weights
 
 
@@ -36,26 +37,19 @@ class FedAC:
     the public implementation, it drifts away from that mean for good.
     """
 
-    buffer_size: int
-    num_clients: int
-    server_lr: float = 1e-4
-    beta1: float = 0.6
-    beta2: float = 0.9
-    eps: float = 1e-8
-    min_agreement: float = 0.1
+    buffer_size: InFlight
+    num_clients: NumClients
+    server_lr: Rate = 1e-4
+    beta1: Decay = 0.6
+    beta2: Decay = 0.9
+    eps: Epsilon = 1e-8
+    min_agreement: Annotated[float, positive()] = 0.1
     control_variates: bool = True
     weighted_correction: bool = True
     correction: Literal["step", "once"] = "step"
 
     def __post_init__(self) -> None:
-        check_buffered(self.buffer_size, self.server_lr)
-        check_moments(self.beta1, self.beta2, self.eps)
-        if self.num_clients < 1:
-            raise ValueError(f"num_clients must be at least 1, got {self.num_clients}")
-        if self.correction not in ("step", "once"):
-            raise ValueError(f"correction must be 'step' or 'once', got {self.correction!r}")
-        if not self.min_agreement > 0:
-            raise ValueError(f"min_agreement must be above 0, got {self.min_agreement}")
+        check_ranges(self)
 
     @property
     def demands(self) -> Demands:

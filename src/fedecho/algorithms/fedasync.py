@@ -1,11 +1,13 @@
 """FedAsync. Xie, Koyejo and Gupta, Asynchronous Federated Optimization, 2019."""
 
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 from torch import Tensor
 
-from fedecho.algorithms.staleness import StalenessName, staleness_weight
+from fedecho.algorithms.staleness import Grace, Power, Slope, StalenessName, staleness_weight
 from fedecho.core.algorithm import Demands
+from fedecho.core.ranges import Factor, check_ranges, share
 from fedecho.core.types import Advance, Arrival, GlobalModel, Weights
 
 
@@ -22,19 +24,15 @@ class Mixture:
 class FedAsync:
     """Every arrival is a step: x <- (1 - a_t) x + a_t y with a_t = a s(tau). Clients add a proximal term."""
 
-    mixing: float = 0.6
+    mixing: Annotated[float, share(above=True)] = 0.6
     staleness: StalenessName = "polynomial"
-    power: float = 0.5
-    slope: float = 10.0
-    grace: int = 4
-    proximal: float = 0.005
+    power: Power = 0.5
+    slope: Slope = 10.0
+    grace: Grace = 4
+    proximal: Factor = 0.005
 
     def __post_init__(self) -> None:
-        if not 0 < self.mixing <= 1:
-            raise ValueError(f"mixing must be above 0 and at most 1, got {self.mixing}")
-        if self.proximal < 0:
-            raise ValueError(f"proximal must be at least 0, got {self.proximal}")
-        staleness_weight(self.staleness, self.power, self.slope, self.grace)
+        check_ranges(self)
 
     @property
     def buffer_size(self) -> int:

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
-from fedecho.algorithms.buffer import Buffer, check_buffered
+from fedecho.algorithms.buffer import Buffer
 from fedecho.core.algorithm import Demands
+from fedecho.core.ranges import InFlight, Rate, check_ranges
 from fedecho.core.types import Advance, Arrival, GlobalModel
 
 
@@ -11,12 +12,12 @@ from fedecho.core.types import Advance, Arrival, GlobalModel
 class FedAvg:
     """M clients from x_t, all awaited; x += eta mean(Delta). ``weighted``: the mean by the clients' numbers of examples."""
 
-    buffer_size: int
-    server_lr: float = 1.0
+    buffer_size: InFlight
+    server_lr: Rate = 1.0
     weighted: bool = False
 
     def __post_init__(self) -> None:
-        check_buffered(self.buffer_size, self.server_lr)
+        check_ranges(self)
 
     @property
     def demands(self) -> Demands:

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
-from fedecho.algorithms.buffer import Buffer, check_buffered
+from fedecho.algorithms.buffer import Buffer
 from fedecho.algorithms.robust import StepRule, check_rule
-from fedecho.algorithms.staleness import StalenessName, staleness_weight
+from fedecho.algorithms.staleness import Grace, Power, Slope, StalenessName, staleness_weight
+from fedecho.core.ranges import InFlight, Rate, check_ranges
 from fedecho.core.types import Advance, Arrival, GlobalModel
 
 
@@ -17,19 +18,18 @@ class FedBuff:
     ``weighted``: Delta_i counts n_i / mean(n) times, n_i its client's number of examples, on top of w(tau).
     """
 
-    buffer_size: int
-    server_lr: float = 1.0
+    buffer_size: InFlight
+    server_lr: Rate = 1.0
     staleness: StalenessName = "constant"
-    power: float = 0.5
-    slope: float = 10.0
-    grace: int = 4
+    power: Power = 0.5
+    slope: Slope = 10.0
+    grace: Grace = 4
     combine: StepRule = "mean"
     weighted: bool = False
 
     def __post_init__(self) -> None:
-        check_buffered(self.buffer_size, self.server_lr)
+        check_ranges(self)
         check_rule(self.combine, self.weighted)
-        staleness_weight(self.staleness, self.power, self.slope, self.grace)
 
     def init(self, model: GlobalModel) -> Buffer:
         return Buffer.empty(model)

@@ -14,6 +14,7 @@ from fedecho.core.algorithm import (
     check_algorithm,
     demands,
 )
+from fedecho.core.ranges import Seed, check_ranges
 from fedecho.core.rng import derive
 from fedecho.core.types import Advance, Arrival, GlobalModel, Weights
 from fedecho.distill.bank import Bank
@@ -42,11 +43,12 @@ class FedEcho(Generic[S]):
 
     inner: Algorithm[S]
     distiller: Distiller = field(default_factory=Distiller)
-    seed: int | None = None
+    seed: Seed | None = None
     student: Student | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         check_algorithm(self.inner, "inner")
+        check_ranges(self)
 
     @property
     def demands(self) -> Demands:

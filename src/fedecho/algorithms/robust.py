@@ -8,12 +8,9 @@ from torch import Tensor
 from fedecho.distill.robust import middle, trimmed_mean
 
 StepRule = Literal["mean", "clipped", "median", "trimmed", "krum"]
-RULES = ("mean", "clipped", "median", "trimmed", "krum")
 
 
-def check_rule(rule: str, weighted: bool = False) -> None:
-    if rule not in RULES:
-        raise ValueError(f"combine must be one of {', '.join(RULES)}, got {rule!r}")
+def check_rule(rule: StepRule, weighted: bool) -> None:
     if weighted and rule != "mean":
         raise ValueError(
             f"weighted goes with combine = 'mean', got {rule!r}: a client that may claim any number of examples must not "

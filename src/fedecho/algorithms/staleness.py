@@ -1,10 +1,15 @@
 """How much a stale update counts: plain functions s(tau), chosen by name."""
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Annotated, Literal
+
+from fedecho.core.ranges import Factor, at_least
 
 Staleness = Callable[[int], float]
 StalenessName = Literal["constant", "polynomial", "hinge"]
+Power = Annotated[float, at_least(0, most=100)]
+Slope = Factor
+Grace = Annotated[int, at_least(0)]
 
 
 def constant(tau: int) -> float:
@@ -30,8 +35,6 @@ def hinge(slope: float, grace: int) -> Staleness:
 
 
 def staleness_weight(name: StalenessName, power: float, slope: float = 10.0, grace: int = 4) -> Staleness:
-    if power < 0 or slope < 0 or grace < 0:
-        raise ValueError(f"power, slope and grace must be at least 0, got {power}, {slope} and {grace}")
     match name:
         case "constant":
             return constant

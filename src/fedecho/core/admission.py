@@ -3,15 +3,18 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fedecho.core.ranges import at_least, check_ranges, positive
 from fedecho.core.types import ClientUpdate, GlobalModel
 
 MAX_NAME = 100
 """The longest name of a metric."""
+MOST_NORM = 3.4e38
+"""float32 holds hardly more."""
 NOT_FINITE = "not finite"
 """The code of an update that holds a NaN or an infinity."""
 
@@ -32,27 +35,18 @@ class Admission:
     in a row gets no work for ``set_aside_versions`` versions; 0 strikes sets nobody aside.
     """
 
-    max_norm: float | None = None
-    max_norm_ratio: float | None = 100.0
-    norm_window: int = 200
-    max_examples: int = 1_000_000_000
-    max_steps: int = 1_000_000_000
-    max_metrics: int = 64
-    max_bytes: int = 16 * 2**30
-    max_strikes: int = 5
-    set_aside_versions: int = 10
+    max_norm: Annotated[float, positive(most=MOST_NORM)] | None = None
+    max_norm_ratio: Annotated[float, at_least(1, most=MOST_NORM)] | None = 100.0
+    norm_window: Annotated[int, at_least(10, most=10**6)] = 200
+    max_examples: Annotated[int, at_least(1, most=2**53)] = 1_000_000_000
+    max_steps: Annotated[int, at_least(1, most=2**53)] = 1_000_000_000
+    max_metrics: Annotated[int, at_least(0, most=10**6)] = 64
+    max_bytes: Annotated[int, at_least(1, most=2**63 - 1)] = 16 * 2**30
+    max_strikes: Annotated[int, at_least(0)] = 5
+    set_aside_versions: Annotated[int, at_least(0)] = 10
 
     def __post_init__(self) -> None:
-        if self.max_norm is not None and not self.max_norm > 0:
-            raise ValueError(f"admission.max_norm must be above 0, got {self.max_norm}")
-        if self.max_norm_ratio is not None and not self.max_norm_ratio >= 1:
-            raise ValueError(f"admission.max_norm_ratio must be at least 1, got {self.max_norm_ratio}")
-        for name, least in (("norm_window", 10), ("max_examples", 1), ("max_steps", 1), ("max_bytes", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"admission.{name} must be at least {least}, got {getattr(self, name)}")
-        for name in ("max_metrics", "max_strikes", "set_aside_versions"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"admission.{name} must be at least 0, got {getattr(self, name)}")
+        check_ranges(self, "admission.")
 
     def fault(self, update: ClientUpdate, norm: float, median: float | None, wants_correction: bool) -> Fault | None:
         """Why the update is refused, or None. ``norm`` is that of its delta, ``median`` the usual one if it is known."""

@@ -2,15 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedecho.core.ranges import Range, at_least, check_ranges
 from fedecho.core.rng import numpy_rng
 from fedecho.data.parts import DrawnParts, HeldParts, Indices
 
 MAX_DRAWS = 1000
+Alpha = Annotated[float, Range(0, 1e9, above=True)]
+Rows = Annotated[int, at_least(1)]
 
 
 class Partitioner(Protocol):
@@ -26,14 +29,11 @@ class DirichletPartitioner:
     Drawn anew until every client has ``min_partition_size`` rows. The smaller alpha, the fewer classes a client sees.
     """
 
-    alpha: float
-    min_partition_size: int = 1
+    alpha: Alpha
+    min_partition_size: Rows = 1
 
     def __post_init__(self) -> None:
-        if not self.alpha > 0:
-            raise ValueError(f"dirichlet alpha must be above 0, got {self.alpha}")
-        if self.min_partition_size < 1:
-            raise ValueError(f"min_partition_size must be at least 1, got {self.min_partition_size}")
+        check_ranges(self, "dirichlet ")
 
     def split(self, labels: NDArray[Any], num_clients: int, seed: int) -> HeldParts:
         _check(len(labels), num_clients, self.min_partition_size)
@@ -73,11 +73,10 @@ class IidPartitioner:
 class ShardPartitioner:
     """Rows sorted by label, cut into equal shards; every client gets ``num_shards_per_partition`` of them at random."""
 
-    num_shards_per_partition: int = 2
+    num_shards_per_partition: Rows = 2
 
     def __post_init__(self) -> None:
-        if self.num_shards_per_partition < 1:
-            raise ValueError(f"num_shards_per_partition must be at least 1, got {self.num_shards_per_partition}")
+        check_ranges(self, "partition.")
 
     def split(self, labels: NDArray[Any], num_clients: int, seed: int) -> HeldParts:
         num_shards = num_clients * self.num_shards_per_partition
@@ -100,16 +99,15 @@ class DrawnPartitioner:
     when a client is asked for them, by its address: nothing is held for a million clients.
     """
 
-    alpha: float = 0.1
-    min_examples: int = 20
-    max_examples: int = 100
+    alpha: Alpha = 0.1
+    min_examples: Rows = 20
+    max_examples: Rows = 100
 
     def __post_init__(self) -> None:
-        if not self.alpha > 0:
-            raise ValueError(f"partition.alpha must be above 0, got {self.alpha}")
-        if not 1 <= self.min_examples <= self.max_examples:
+        check_ranges(self, "partition.")
+        if not self.min_examples <= self.max_examples:
             raise ValueError(
-                f"need 1 <= partition.min_examples <= partition.max_examples, got {self.min_examples} and {self.max_examples}"
+                f"need partition.min_examples <= partition.max_examples, got {self.min_examples} and {self.max_examples}"
             )
 
     def split(self, labels: NDArray[Any], num_clients: int, seed: int) -> DrawnParts:

@@ -1,20 +1,22 @@
 """Lines 12 to 16 of Algorithm 1: Q clipped steps that teach the student what the mean teacher predicts on U."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from math import inf
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from fedecho.core.layout import BoundNetwork
 from fedecho.core.memory import Place
+from fedecho.core.ranges import Decay, Epsilon, Range, at_least, check_ranges, positive, share
 from fedecho.core.rng import global_rng, torch_rng
 from fedecho.core.types import Weights
 from fedecho.distill.bank import Average
 from fedecho.distill.entries import Keeping
 from fedecho.distill.loss import clip_factor, distillation_loss
 from fedecho.distill.prior import PriorCorrection
-from fedecho.distill.robust import RULES, TeacherRule
+from fedecho.distill.robust import TeacherRule
 from fedecho.distill.student import Student, Teacher
 
 
@@ -54,63 +56,37 @@ class Distiller:
     least recently heard are given up.
     """
 
-    distill_lr: float = 3e-6
+    distill_lr: Annotated[float, at_least(0, most=1e6)] = 3e-6
     optimizer: Literal["adam", "sgd"] = "adam"
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
-    batch_size: int = 50
-    num_distill_steps: int | None = None
-    clip_norm: float = 5.0
-    alpha_min: float = 0.2
-    alpha_max: float = 0.8
+    beta1: Decay = 0.9
+    beta2: Decay = 0.999
+    eps: Epsilon = 1e-8
+    batch_size: Annotated[int, at_least(1)] = 50
+    num_distill_steps: Annotated[int, at_least(0, most=10**5)] | None = None
+    clip_norm: Annotated[float, positive(most=inf, note=" (inf for none)")] = 5.0
+    alpha_min: Annotated[float, share()] = 0.2
+    alpha_max: Annotated[float, share()] = 0.8
     average: Average = "logits"
     batch_norm: Literal["train", "frozen"] = "train"
     moments: Literal["carried", "fresh"] = "carried"
     teacher: TeacherRule = "mean"
-    trim: float = 0.2
-    max_teacher_age: int | None = None
-    prior_correction: float = 0.0
-    prior_floor: float = 0.01
-    shared_prior: float = 0.0
+    trim: Annotated[float, Range(0, 0.5, below=True, whole=True)] = 0.2
+    max_teacher_age: Annotated[int, at_least(0, note=" (the current buffer's)")] | None = None
+    prior_correction: Annotated[float, share()] = 0.0
+    prior_floor: Annotated[float, share(above=True)] = 0.01
+    shared_prior: Annotated[float, share()] = 0.0
     token_bank: Literal["exact", "topk", "full"] | None = None
-    top_k: int | None = None
+    top_k: Annotated[int, at_least(1)] | None = None
     half_bank: bool | None = None
     bank_memory: Place | None = None
     bank_dir: str | None = None
-    bank_budget_mb: float | None = None
+    bank_budget_mb: Annotated[float, positive()] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"distiller.{name} must be at least 0 and below 1, got {getattr(self, name)}")
-        if not self.eps > 0:
-            raise ValueError(f"distiller.eps must be above 0, got {self.eps}")
-        if self.distill_lr < 0:
-            raise ValueError(f"distill_lr must be at least 0, got {self.distill_lr}")
-        if self.batch_size < 1:
-            raise ValueError(f"distiller.batch_size must be at least 1, got {self.batch_size}")
-        if self.num_distill_steps is not None and self.num_distill_steps < 0:
-            raise ValueError(f"num_distill_steps must be at least 0, got {self.num_distill_steps}")
-        if self.token_bank not in (None, "exact", "topk", "full"):
-            raise ValueError(f"distiller.token_bank must be 'exact', 'topk' or 'full', got {self.token_bank!r}")
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"distiller.top_k must be at least 1, got {self.top_k}")
-        if self.teacher not in RULES:
-            raise ValueError(f"distiller.teacher must be one of {', '.join(RULES)}, got {self.teacher!r}")
-        if not 0 <= self.trim < 0.5:
-            raise ValueError(f"distiller.trim must be at least 0 and below 0.5, got {self.trim}")
-        if not self.clip_norm > 0:
-            raise ValueError(f"clip_norm must be above 0 (inf for none), got {self.clip_norm}")
+        check_ranges(self, "distiller.")
         if not 0 <= self.alpha_min <= self.alpha_max <= 1:
             raise ValueError(f"need 0 <= alpha_min <= alpha_max <= 1, got {self.alpha_min} and {self.alpha_max}")
         _ = self.keeping, self.correction  # say what is wrong with them
-        if self.max_teacher_age is not None and self.max_teacher_age < 0:
-            raise ValueError(f"distiller.max_teacher_age must be at least 0 (the current buffer's), got {self.max_teacher_age}")
-        choices = {"batch_norm": ("train", "frozen"), "moments": ("carried", "fresh"), "optimizer": ("adam", "sgd")}
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} must be {allowed[0]!r} or {allowed[1]!r}, got {getattr(self, name)!r}")
 
     @property
     def keeping(self) -> Keeping:

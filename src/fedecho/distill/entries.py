@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedecho.core.memory import PLACES, ClientMemory, Place, check_place
+from fedecho.core.memory import ClientMemory, Place, check_place
 
 LARGEST_HALF = 65504.0
 
@@ -27,11 +27,7 @@ class Keeping:
     budget_mb: float | None = None
 
     def __post_init__(self) -> None:
-        if self.place is not None and self.place not in PLACES:
-            raise ValueError(f"distiller.bank_memory must be 'device', 'cpu' or 'file', got {self.place!r}")
         check_place(self.place, self.folder, "distiller.bank_memory", "distiller.bank_dir")
-        if self.budget_mb is not None and not self.budget_mb > 0:
-            raise ValueError(f"distiller.bank_budget_mb must be above 0, got {self.budget_mb}")
 
     @property
     def dtype(self) -> torch.dtype:

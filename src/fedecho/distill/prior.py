@@ -27,11 +27,6 @@ class PriorCorrection:
     shared: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, value in (("prior_correction", self.strength), ("shared_prior", self.shared)):
-            if not 0 <= value <= 1:
-                raise ValueError(f"distiller.{name} must be between 0 and 1, got {value}")
-        if not 0 < self.floor <= 1:
-            raise ValueError(f"distiller.prior_floor must be above 0 and at most 1, got {self.floor}")
         if self.shared and not self.strength:
             raise ValueError("distiller.shared_prior gives back what distiller.prior_correction takes, which is 0: set both")
 

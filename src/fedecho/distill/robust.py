@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 TeacherRule = Literal["mean", "median", "trimmed", "entropy"]
-RULES = ("mean", "median", "trimmed", "entropy")
 TINY = torch.finfo(torch.float32).tiny
 CHUNK_VALUES = 2**24
 """So many numbers are sorted at once: the clients' logits together may be far larger."""

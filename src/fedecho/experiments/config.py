@@ -10,6 +10,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fedecho.algorithms import ALGORITHMS, FedEcho
+from fedecho.core.ranges import SettingError
 from fedecho.core.toml import read_toml
 from fedecho.data.partition import PARTITIONERS
 from fedecho.experiments.experiment import Experiment
@@ -217,6 +218,8 @@ def _construct(cls: type[Any], tree: Any, path: str, known: Mapping[str, Any]) -
         return cls(**arguments)
     except ConfigError:
         raise
+    except SettingError as error:
+        raise ConfigError(f"{path}{'.' if path else ''}{error.name} {error.told}") from None
     except ValueError as error:
         told = str(error)
         raise ConfigError(told if not path or f"{path}." in told else f"{path}: {told}") from None

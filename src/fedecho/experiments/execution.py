@@ -4,11 +4,12 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 
 from fedecho.core.capture import Precision
+from fedecho.core.ranges import at_least, check_ranges
 from fedecho.models import channel_ops
 from fedecho.simulation.executors.ray import check_address, check_ray
 
@@ -33,7 +34,7 @@ class Execution:
     """
 
     executor: ExecutorName = "serial"
-    workers: int | None = None
+    workers: Annotated[int, at_least(1, most=10**5)] | None = None
     precision: Literal["bf16", "fp32"] = "bf16"
     deterministic: bool = False
     compiled: bool = True
@@ -44,14 +45,9 @@ class Execution:
     """Go on with a run of other software all the same; its record will say so."""
 
     def __post_init__(self) -> None:
-        if self.executor not in EXECUTORS:
-            raise ValueError(f"--executor must be one of {', '.join(EXECUTORS)}, got {self.executor!r}")
-        if self.workers is not None and self.workers < 1:
-            raise ValueError(f"--workers must be at least 1, got {self.workers}")
+        check_ranges(self, "--")
         if self.executor == "serial" and (self.workers or 1) > 1:
             raise ValueError(f"--workers {self.workers} goes with --executor pool, ray or cuda: serial is this process alone")
-        if self.precision not in DTYPES:
-            raise ValueError(f"--precision must be bf16 or fp32, got {self.precision!r}")
         self._check_device()
         if self.address is not None and self.executor != "ray":
             raise ValueError(f"--address {self.address} is of a Ray cluster: it goes with --executor ray, not {self.executor}")
@@ -61,8 +57,6 @@ class Execution:
         self._check_room()
 
     def _check_device(self) -> None:
-        if self.device not in (None, "cpu", "cuda"):
-            raise ValueError(f"--device must be cpu or cuda, got {self.device!r}")
         if self.executor == "serial" and self.device == "cuda":
             raise ValueError("--executor serial is on the CPU: for one GPU use --executor cuda, for several pool --device cuda")
         if self.executor == "cuda" and self.device == "cpu":

@@ -2,11 +2,12 @@
 
 import re
 from dataclasses import dataclass, field, is_dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 from fedecho.core.admission import Admission
 from fedecho.core.algorithm import Algorithm, check_algorithm, demands
 from fedecho.core.memory import Place, check_place
+from fedecho.core.ranges import InFlight, Seed, Versions, at_least, check_ranges
 from fedecho.core.task import Task, defines
 from fedecho.learning.local import LocalTraining
 from fedecho.learning.privacy import Privacy
@@ -22,33 +23,29 @@ class Experiment:
     task: Task
     algorithm: Algorithm[Any]
     local: LocalTraining
-    concurrency: int
-    num_versions: int
+    concurrency: InFlight
+    num_versions: Versions
     name: str = "experiment"
-    seed: int = 0
+    seed: Seed = 0
     runtimes: Runtimes = field(default_factory=Runtimes)
     faults: Faults = field(default_factory=Faults)
     admission: Admission = field(default_factory=Admission)
     privacy: Privacy = field(default_factory=Privacy)
     attack: Attack = field(default_factory=Attack)
     dispatch_after_step: bool = False
-    eval_every: int = 1
+    eval_every: Annotated[int, at_least(1)] = 1
     client_memory: Place = "cpu"
     """Where clients' control variates live in a simulation (FedAC)."""
     client_memory_dir: str | None = None
     """The folder of that file, if ``client_memory`` is "file"; by default that of temporary files."""
-    record_every: int | None = None
+    record_every: Annotated[int, at_least(1)] | None = None
     """The record has every so many jobs, for runs of millions; None is all of them. Versions and evaluations are all there."""
 
     def __post_init__(self) -> None:
         check_algorithm(self.algorithm)
         if not re.fullmatch(r"[\w.-]+", self.name):
             raise ValueError(f"name must be letters, digits, dots, dashes and underscores, got {self.name!r}")
-        for name in ("num_versions", "eval_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.record_every is not None and self.record_every < 1:
-            raise ValueError(f"record_every must be at least 1, got {self.record_every}")
+        check_ranges(self)
         check_place(self.client_memory, self.client_memory_dir, "client_memory", "client_memory_dir")
         self._share_seed()
         if self.local.control_variates and not demands(self.algorithm).control_variates:
@@ -63,6 +60,7 @@ class Experiment:
                 "none (fedac has): leave them out"
             )
         self._check_privacy()
+        self._check_target()
         check_clients(self.algorithm, self.task.num_clients, self.concurrency)
 
     @property
@@ -96,6 +94,16 @@ class Experiment:
         if self.privacy.where == "server" and defines(self.algorithm, "attached"):
             raise ValueError(
                 "privacy.where='server' covers the buffer but not FedEcho's teachers, which see each update: use 'client'"
+            )
+
+    def _check_target(self) -> None:
+        if not self.attack.target:  # a class of every task, and that of a user who did not choose
+            return
+        num_classes = getattr(self.task, "num_classes", None)
+        if num_classes is not None and self.attack.target >= num_classes:
+            raise ValueError(
+                f"attack.target is {self.attack.target}, but the task has {num_classes} classes: "
+                f"choose one from 0 to {num_classes - 1}"
             )
 
     def _share_seed(self) -> None:

@@ -3,10 +3,16 @@
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from fedecho.core.ranges import Seed, SettingError, at_least, check_ranges
 
 if TYPE_CHECKING:
     from fedecho.experiments.experiment import Experiment
+
+
+PAUSE = at_least(0, most=1e6)
+"""Seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,8 +22,8 @@ class Settings:
     recipe: str = "digits"
     """A recipe of ``fedecho list``."""
     algorithm: str = ""
-    seed: int = 0
-    versions: int = 0
+    seed: Seed = 0
+    versions: Annotated[int, at_least(0, most=10**7)] = 0
     """0: as the recipe says."""
     settings: str = ""
     """Changes to the recipe, ``task.num_clients=6 concurrency=5``."""
@@ -25,12 +31,15 @@ class Settings:
     """The server's run folder. A run that was stopped there goes on. Empty: nothing is kept."""
     other_software: bool = False
     """Go on with a run that other software began; its record will say so."""
-    min_nodes: int = 1
-    timeout_s: float = 3600.0
+    min_nodes: Annotated[int, at_least(1, most=10**6)] = 1
+    timeout_s: Annotated[float, at_least(0, most=1e8)] = 3600.0
     worker: bool = True
     """Clients train in the node's persistent worker."""
-    threads: int = 0
+    threads: Annotated[int, at_least(0, most=4096)] = 0
     """Of torch; 0: as torch chooses. With 1, sums round the same way on every machine of a kind."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
 
     @classmethod
     def of(cls, run_config: Mapping[str, Any]) -> "Settings":
@@ -39,7 +48,10 @@ class Settings:
             key = field.name.replace("_", "-")
             if key in run_config:
                 found[field.name] = _typed(key, run_config[key], type(field.default))
-        return cls(**found)
+        try:
+            return cls(**found)
+        except SettingError as error:
+            raise ValueError(f"{error.name.replace('_', '-')} in the app's configuration {error.told}") from None
 
 
 def experiment(run_config: Mapping[str, Any]) -> "Experiment":
@@ -58,7 +70,10 @@ def experiment(run_config: Mapping[str, Any]) -> "Experiment":
 
 def pause_of(node_config: Mapping[str, Any]) -> float:
     """How much slower a node shall be than it is, in seconds a message."""
-    return float(_typed("pause-s", node_config.get("pause-s", 0.0), float))
+    pause = float(_typed("pause-s", node_config.get("pause-s", 0.0), float))
+    if fault := PAUSE.fault(pause):
+        raise ValueError(f"pause-s in the node's configuration {fault}")
+    return pause
 
 
 def in_simulation() -> bool:

@@ -1,7 +1,13 @@
 """How long a server waits: for nodes, for answers, between two looks."""
 
 from dataclasses import dataclass
-from math import inf, isfinite
+from math import inf
+from typing import Annotated
+
+from fedecho.core.ranges import at_least, check_ranges
+
+Seconds = Annotated[float, at_least(0, most=1e8)]
+"""Up to three years."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -11,26 +17,19 @@ class Waiting:
     With ``timeout_s=None`` there is no deadline: only a node that goes away is given up.
     """
 
-    min_nodes: int = 1
+    min_nodes: Annotated[int, at_least(1, most=10**6)] = 1
     """A run begins when so many clients are there."""
-    timeout_s: float | None = 3600.0
-    least_s: float = 300.0
-    slack: float = 10.0
-    poll_s: float = 0.5
-    nodes_s: float = 5.0
+    timeout_s: Seconds | None = 3600.0
+    least_s: Seconds = 300.0
+    slack: Annotated[float, at_least(1, most=1e6)] = 10.0
+    poll_s: Seconds = 0.5
+    nodes_s: Seconds = 5.0
     """Between two looks at who is connected."""
-    gone_s: float = 30.0
+    gone_s: Seconds = 30.0
     """For an answer of the SuperLink itself. Then it is gone and the run stops; submitted again, it goes on."""
 
     def __post_init__(self) -> None:
-        if self.min_nodes < 1:
-            raise ValueError(f"min_nodes must be at least 1, got {self.min_nodes}")
-        for name in ("timeout_s", "least_s", "poll_s", "nodes_s", "gone_s"):
-            value = getattr(self, name)
-            if not (name == "timeout_s" and value is None) and not (value >= 0 and isfinite(value)):
-                raise ValueError(f"{name} must be at least 0 and finite, got {value}")
-        if not self.slack >= 1:
-            raise ValueError(f"slack must be at least 1, got {self.slack}")
+        check_ranges(self)
 
 
 class Patience:

@@ -1,8 +1,9 @@
 """The settings of a client's local training."""
 
 from dataclasses import dataclass
-from math import inf
-from typing import Literal
+from typing import Annotated, Literal
+
+from fedecho.core.ranges import Decay, Epsilon, Factor, Rate, at_least, check_ranges
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,43 +21,22 @@ class LocalTraining:
     """
 
     optimizer: Literal["sgd", "adamw"] = "sgd"
-    client_lr: float = 0.01
-    epochs: int = 2
-    num_local_steps: int | None = None
-    batch_size: int = 50
-    weight_decay: float = 0.0
-    proximal: float = 0.0
+    client_lr: Rate = 0.01
+    epochs: Annotated[int, at_least(1, most=10**6)] = 2
+    num_local_steps: Annotated[int, at_least(1, most=10**7)] | None = None
+    batch_size: Annotated[int, at_least(1)] = 50
+    weight_decay: Factor = 0.0
+    proximal: Factor = 0.0
     control_variates: bool = False
     correct_once: bool = False
     corrected: Literal["gradient", "step"] = "gradient"
     correct_unseen: bool = True
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
+    beta1: Decay = 0.9
+    beta2: Decay = 0.999
+    eps: Epsilon = 1e-8
 
     def __post_init__(self) -> None:
-        for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"local.{name} must be at least 0 and below 1, got {getattr(self, name)}")
-        if not self.eps > 0:
-            raise ValueError(f"local.eps must be above 0, got {self.eps}")
-        if self.optimizer not in ("sgd", "adamw"):
-            raise ValueError(f"local.optimizer must be 'sgd' or 'adamw', got {self.optimizer!r}")
-        if not 0 < self.client_lr < inf:
-            raise ValueError(f"local.client_lr must be above 0 and finite, got {self.client_lr}")
-        if self.num_local_steps is not None and self.num_local_steps < 1:
-            raise ValueError(f"local.num_local_steps must be at least 1, got {self.num_local_steps}")
-        for name in ("epochs", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"local.{name} must be at least 1, got {getattr(self, name)}")
-        self._check_corrections()
-        for name in ("weight_decay", "proximal"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"local.{name} must be at least 0, got {getattr(self, name)}")
-
-    def _check_corrections(self) -> None:
-        if self.corrected not in ("gradient", "step"):
-            raise ValueError(f"local.corrected must be 'gradient' or 'step', got {self.corrected!r}")
+        check_ranges(self, "local.")
         if self.correct_once and (self.corrected != "gradient" or not self.correct_unseen):
             raise ValueError(
                 "local.corrected and local.correct_unseen say how every step is corrected, and algorithm.correction=once corrects "

@@ -1,13 +1,13 @@
 """Differential privacy: what a client reports is clipped and noised, at the client or in the server's buffer."""
 
 from dataclasses import dataclass, replace
-from math import inf
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from fedecho.core.layout import Layout
+from fedecho.core.ranges import Factor, check_ranges, positive, share
 from fedecho.core.rng import torch_rng
 from fedecho.core.types import ClientUpdate, GlobalModel
 
@@ -21,20 +21,13 @@ class Privacy:
     probability beside epsilon. Metrics, counts and control variates would leak, so they are not sent.
     """
 
-    clip_norm: float = 1.0
-    noise_multiplier: float = 0.0
-    delta: float = 1e-5
+    clip_norm: Annotated[float, positive()] = 1.0
+    noise_multiplier: Factor = 0.0
+    delta: Annotated[float, share(above=True, below=True)] = 1e-5
     where: Literal["client", "server"] = "client"
 
     def __post_init__(self) -> None:
-        if not 0 < self.clip_norm < inf:
-            raise ValueError(f"privacy.clip_norm must be above 0 and finite, got {self.clip_norm}")
-        if not 0 <= self.noise_multiplier < inf:
-            raise ValueError(f"privacy.noise_multiplier must be at least 0 and finite, got {self.noise_multiplier}")
-        if not 0 < self.delta < 1:
-            raise ValueError(f"privacy.delta must be between 0 and 1, got {self.delta}")
-        if self.where not in ("client", "server"):
-            raise ValueError(f"privacy.where must be 'client' or 'server', got {self.where!r}")
+        check_ranges(self, "privacy.")
 
     @property
     def on(self) -> bool:

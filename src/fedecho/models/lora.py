@@ -14,8 +14,6 @@ ALL_LINEAR = "all-linear"
 def check_lora(rank: int | None, alpha: float | None, targets: str) -> None:
     if rank is None and (alpha is not None or targets != ALL_LINEAR):
         raise ValueError("task.lora_alpha and task.lora_targets are of adapters: set task.lora_rank too, or leave them out")
-    if alpha is not None and not alpha > 0:
-        raise ValueError(f"task.lora_alpha must be above 0, got {alpha}")
 
 
 def with_lora(model: nn.Module, rank: int, alpha: float, targets: str) -> nn.Module:

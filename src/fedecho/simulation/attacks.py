@@ -2,19 +2,20 @@
 
 from collections.abc import Set
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
 
 from fedecho.core.numbers import NumberSet
+from fedecho.core.ranges import at_least, check_ranges, positive
+from fedecho.core.ranges import share as share_of
 from fedecho.core.rng import numpy_rng, torch_rng
 from fedecho.core.task import Task
 from fedecho.core.types import ClientUpdate, Dispatch
 from fedecho.simulation.runtimes import ClientRuntimes
 
 Kind = Literal["none", "label_flip", "sign_flip", "scaled", "noise", "logit_backdoor", "flood"]
-KINDS = ("none", "label_flip", "sign_flip", "scaled", "noise", "logit_backdoor", "flood")
 FLOOD = 50.0
 """A flooding client reports so many times as often."""
 
@@ -29,19 +30,12 @@ class Attack:
     """
 
     kind: Kind = "none"
-    share: float = 0.2
-    scale: float = 5.0
-    target: int = 0
+    share: Annotated[float, share_of(below=True)] = 0.2
+    scale: Annotated[float, positive(most=1e30)] = 5.0
+    target: Annotated[int, at_least(0)] = 0
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ValueError(f"attack.kind must be one of {', '.join(KINDS)}, got {self.kind!r}")
-        if not 0 <= self.share < 1:
-            raise ValueError(f"attack.share must be at least 0 and below 1, got {self.share}")
-        if not self.scale > 0:
-            raise ValueError(f"attack.scale must be above 0, got {self.scale}")
-        if self.target < 0:
-            raise ValueError(f"attack.target must be at least 0, got {self.target}")
+        check_ranges(self, "attack.")
 
     def attackers(self, num_clients: int, seed: int) -> Set[int]:
         if self.kind == "none":

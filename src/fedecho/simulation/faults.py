@@ -1,9 +1,14 @@
 """Clients that drop out of a job, and clients that are away for spells."""
 
 from dataclasses import dataclass
-from math import inf, log
+from math import log
+from typing import Annotated
 
+from fedecho.core.ranges import Range, check_ranges, share
 from fedecho.core.rng import uniform
+
+Spell = Annotated[float, Range(0.001, 1e12)]
+"""Shorter ones would mean millions of events for a job."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,19 +19,14 @@ class Faults:
     together or not at all. A client that goes away loses its job, and another takes its slot at once.
     """
 
-    dropout: float = 0.0
-    available_s: float | None = None
-    unavailable_s: float | None = None
+    dropout: Annotated[float, share(below=True)] = 0.0
+    available_s: Spell | None = None
+    unavailable_s: Spell | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"faults.dropout must be at least 0 and below 1, got {self.dropout}")
+        check_ranges(self, "faults.")
         if (self.available_s is None) != (self.unavailable_s is None):
             raise ValueError("faults.available_s and faults.unavailable_s must be given together")
-        for name in ("available_s", "unavailable_s"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < inf:
-                raise ValueError(f"faults.{name} must be above 0 and finite, got {value}")
 
     @property
     def has_spells(self) -> bool:

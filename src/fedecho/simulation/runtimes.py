@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from io import TextIOWrapper
 from math import isfinite
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedecho.core.ranges import Factor, check_ranges, positive, share
 from fedecho.core.rng import below, numpy_rng, uniform
 from fedecho.core.user_files import GIB, FileError, opened
 from fedecho.simulation.classes import Classes
@@ -46,25 +47,18 @@ class Runtimes:
 
     profile: Literal["large", "mild", "equal"] = "large"
     rule: Literal["size", "fadas"] = "size"
-    runtime_gamma: float = 1.0
-    long_share: float = 0.10
-    medium_share: float = 0.29
-    spread: float = 1.0
+    runtime_gamma: Factor = 1.0
+    long_share: Annotated[float, share()] = 0.10
+    medium_share: Annotated[float, share()] = 0.29
+    spread: Annotated[float, positive()] = 1.0
     trace: str | None = None
 
     def __post_init__(self) -> None:
-        if self.profile not in PROFILES:
-            raise ValueError(f"runtimes.profile must be one of {', '.join(PROFILES)}, got {self.profile!r}")
-        if self.rule not in ("size", "fadas"):
-            raise ValueError(f"runtimes.rule must be 'size' or 'fadas', got {self.rule!r}")
-        if self.runtime_gamma < 0:
-            raise ValueError(f"runtime_gamma must be at least 0, got {self.runtime_gamma}")
-        if min(self.long_share, self.medium_share) < 0 or self.long_share + self.medium_share > 1:
+        check_ranges(self, "runtimes.")
+        if self.long_share + self.medium_share > 1:
             raise ValueError(
                 f"long_share and medium_share must add up to at most 1, got {self.long_share} and {self.medium_share}"
             )
-        if not self.spread > 0:
-            raise ValueError(f"runtimes.spread must be above 0, got {self.spread}")
 
     def assign(self, sizes: Sequence[int] | NDArray[np.int64], seed: int) -> ClientRuntimes:
         """Give every client its class, or its rows of the trace."""

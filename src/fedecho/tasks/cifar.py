@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 
 from fedecho.core.digest import arrays_sha256
+from fedecho.core.ranges import NumClients, Seed, at_least, check_ranges
 from fedecho.data.cifar import read_cifar10, read_cifar100
 from fedecho.data.images import Images, Pixels
 from fedecho.data.locate import find
@@ -35,25 +36,18 @@ class CifarTask:
     """
 
     dataset: Literal["cifar10", "cifar100"] = "cifar10"
-    num_clients: int = 50
+    num_clients: NumClients = 50
     partition: Partitioner = field(default_factory=lambda: DirichletPartitioner(alpha=0.1))
     unlabeled: str = "cifar100"
-    num_unlabeled: int = 2000
+    num_unlabeled: Annotated[int, at_least(0, most=10**8)] = 2000
     augment: bool = True
-    width: int = 64
+    width: Annotated[int, at_least(1, most=1024)] = 64
     data_dir: str | None = None
-    seed: int | None = None
+    seed: Seed | None = None
     device: str = field(default="cpu", repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.dataset not in ("cifar10", "cifar100"):
-            raise ValueError(f"task.dataset must be 'cifar10' or 'cifar100', got {self.dataset!r}")
-        if self.num_clients < 1:
-            raise ValueError(f"num_clients must be at least 1, got {self.num_clients}")
-        if self.num_unlabeled < 0:
-            raise ValueError(f"num_unlabeled must be at least 0, got {self.num_unlabeled}")
-        if self.width < 1:
-            raise ValueError(f"task.width must be at least 1, got {self.width}")
+        check_ranges(self, "task.")
 
     def on(self, device: str) -> "CifarTask":
         """The same task with its images on a device."""

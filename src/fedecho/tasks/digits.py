@@ -3,11 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from fedecho.core.ranges import NumClients, Seed, at_least, between, check_ranges
 from fedecho.core.rng import numpy_rng
 from fedecho.data.digits import Digits, read_digits
 from fedecho.data.partition import DirichletPartitioner, Partitioner
@@ -20,19 +22,14 @@ from fedecho.tasks.classification import counts_of, seeded, top1
 class DigitsTask:
     """UCI digits over ``num_clients``; ``num_unlabeled`` of the 1,437 training images are held out as U, without labels."""
 
-    num_clients: int = 20
-    num_unlabeled: int = 300
+    num_clients: NumClients = 20
+    num_unlabeled: Annotated[int, between(0, 1000)] = 300
     partition: Partitioner = field(default_factory=lambda: DirichletPartitioner(alpha=0.1))
-    width: int = 16
-    seed: int | None = None
+    width: Annotated[int, at_least(1, most=4096)] = 16
+    seed: Seed | None = None
 
     def __post_init__(self) -> None:
-        if self.num_clients < 1:
-            raise ValueError(f"num_clients must be at least 1, got {self.num_clients}")
-        if not 0 <= self.num_unlabeled <= 1000:
-            raise ValueError(f"num_unlabeled must be between 0 and 1000, got {self.num_unlabeled}")
-        if self.width < 1:
-            raise ValueError(f"width must be at least 1, got {self.width}")
+        check_ranges(self, "task.")
 
     @property
     def num_classes(self) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedecho.core.breaks import at
+from fedecho.core.ranges import NumClients, Seed, at_least, check_ranges, positive
 from fedecho.data.instructions import Worked, held_out, read_instructions
 from fedecho.data.lines import BadLine
 from fedecho.data.packing import own_text_only
@@ -52,36 +53,30 @@ class MathInstructTask:
     model: str = PAPER_MODEL
     train: str = "mathinstruct"
     test: str = "gsm8k-test"
-    num_clients: int = 10
+    num_clients: NumClients = 10
     partition: Partitioner = field(default_factory=lambda: DirichletPartitioner(alpha=0.6))
-    num_unlabeled: int = 100
+    num_unlabeled: Annotated[int, at_least(0, most=10**8)] = 100
     unlabeled_part: Literal["query", "answer"] = "query"
-    lora_rank: int | None = None
-    lora_alpha: float | None = None
+    lora_rank: Annotated[int, at_least(1, most=2**16)] | None = None
+    lora_alpha: Annotated[float, positive(most=1e6)] | None = None
     lora_targets: str = ALL_LINEAR
     prompt: str = PROMPT
-    max_length: int | None = None
-    max_new_tokens: int = 256
-    num_test: int | None = None
-    eval_batch: int = 64
+    max_length: Annotated[int, at_least(1, most=2**20)] | None = None
+    max_new_tokens: Annotated[int, at_least(1, most=2**20)] = 256
+    num_test: Annotated[int, at_least(1)] | None = None
+    eval_batch: Annotated[int, at_least(1, most=10**6)] = 64
     pad_token: str | None = None
     data_dir: str | None = None
-    seed: int | None = None
+    seed: Seed | None = None
     device: str = field(default="cpu", repr=False, compare=False)
     compute: torch.dtype = field(default=torch.float32, repr=False, compare=False)
     few_shapes: bool = field(default=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        at_least = {"num_clients": 1, "num_unlabeled": 0, "max_new_tokens": 1, "eval_batch": 1}
-        at_least |= {name: 1 for name in ("lora_rank", "num_test", "max_length") if getattr(self, name) is not None}
-        for name, least in at_least.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"task.{name} must be at least {least}, got {getattr(self, name)}")
+        check_ranges(self, "task.")
         check_lora(self.lora_rank, self.lora_alpha, self.lora_targets)
         if "{question}" not in self.prompt:
             raise ValueError(f"task.prompt must hold {{question}}, got {self.prompt!r}")
-        if self.unlabeled_part not in ("query", "answer"):
-            raise ValueError(f"task.unlabeled_part must be 'query' or 'answer', got {self.unlabeled_part!r}")
 
     def on(self, device: str) -> "MathInstructTask":
         return replace(self, device=device)

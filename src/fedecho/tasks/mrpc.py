@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from fedecho.core.breaks import at
 from fedecho.core.lanes import sent
+from fedecho.core.ranges import NumClients, Seed, at_least, check_ranges
 from fedecho.core.rng import numpy_rng
 from fedecho.data.lines import BadLine
 from fedecho.data.pairs import Pair, read_pairs
@@ -53,24 +54,19 @@ class MrpcTask:
     train: str = "mrpc-train"
     dev: str = "mrpc-dev"
     unlabeled: str = "mrpc-test"
-    unlabeled_size: int | Literal["all"] = 100
-    num_clients: int = 10
+    unlabeled_size: Annotated[int, at_least(0, most=10**8, note=" or 'all'")] | Literal["all"] = 100
+    num_clients: NumClients = 10
     partition: Partitioner = field(default_factory=lambda: DirichletPartitioner(alpha=0.6))
-    max_length: int | None = None
+    max_length: Annotated[int, at_least(8, most=2**20)] | None = None
     pad_token: str | None = None
     data_dir: str | None = None
-    seed: int | None = None
+    seed: Seed | None = None
     device: str = field(default="cpu", repr=False, compare=False)
     compute: torch.dtype = field(default=torch.float32, repr=False, compare=False)
     few_shapes: bool = field(default=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.num_clients < 1:
-            raise ValueError(f"num_clients must be at least 1, got {self.num_clients}")
-        if self.unlabeled_size != "all" and self.unlabeled_size < 0:
-            raise ValueError(f"task.unlabeled_size must be at least 0 or 'all', got {self.unlabeled_size}")
-        if self.max_length is not None and self.max_length < 8:
-            raise ValueError(f"task.max_length must be at least 8, got {self.max_length}")
+        check_ranges(self, "task.")
 
     def on(self, device: str) -> "MrpcTask":
         """The same task with its tokens on a device."""
