@@ -2,6 +2,7 @@
 
 import os
 from collections import Counter
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +11,8 @@ import typer
 
 from fedecho.cli.complete import complete_algorithms
 from fedecho.cli.console import (
+    JOBS,
+    PLACE,
     AddressOption,
     AsJson,
     DataDir,
@@ -22,9 +25,8 @@ from fedecho.cli.console import (
     Settings,
     Source,
     Track,
-    Versions,
+    VersionsOption,
     WorkersOption,
-    check_jobs,
     err,
     execution_options,
     friendly,
@@ -39,11 +41,14 @@ from fedecho.cli.console import (
 )
 from fedecho.experiments.compare import Compared, Planned, run_all
 from fedecho.experiments.config import ConfigError, load
+from fedecho.experiments.folder import unused_folder
 from fedecho.experiments.record import RECORD
 from fedecho.experiments.shared_settings import settings_of_methods, shares
 from fedecho.report.progress import LiveProgress
 from fedecho.report.tables import comparison
 from fedecho.tracking import check_sinks
+
+DEFAULT = Path("runs")
 
 
 def compare(
@@ -52,10 +57,10 @@ def compare(
         str, typer.Option(help="Methods, separated by commas.", autocompletion=complete_algorithms)
     ] = "fedbuff,fadas,fedecho",
     seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0,1,2",
-    versions: Versions = None,
+    versions: VersionsOption = None,
     settings: Settings = None,
     jobs: Annotated[
-        int | None, typer.Option(help="Runs at a time; by default one per core with serial, else one after the other.")
+        int | None, JOBS, typer.Option(help="Runs at a time; by default one per core with serial, else one after the other.")
     ] = None,
     executor: ExecutorOption = "serial",
     workers: WorkersOption = None,
@@ -64,7 +69,9 @@ def compare(
     precision: PrecisionOption = "bf16",
     deterministic: Deterministic = False,
     other_software: OtherSoftware = False,
-    folder: Annotated[Path | None, typer.Option("--out", help="Finished runs in it are kept, stopped ones resumed.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", click_type=PLACE, help="Finished runs in it are kept, stopped ones resumed.")
+    ] = None,
     data_dir: DataDir = None,
     track: Track = None,
     quiet: Quiet = False,
@@ -74,23 +81,29 @@ def compare(
 
     Stop it whenever you like: the same command goes on where it was. `fedecho report FOLDER` makes a page of it.
     """
-    with friendly():
+    with friendly() as work, ExitStack() as stack:
         use_data_dir(data_dir)
         check_sinks(track or ())
         methods, given = names(algorithms), settings or []
         taken = settings_of_methods(source, methods, given)
-        target = folder or Path("runs") / f"compare-{Path(source).stem}"
         execution = execution_options(executor, workers, precision, deterministic, device, address, other_software)
+        chosen = numbers(seeds, "--seeds")
+        experiments = {
+            (name, seed): load(source, algorithm=name, seed=seed, versions=versions, settings=taken[name])
+            for seed in chosen
+            for name in methods
+        }
+        usable(folder or DEFAULT)
+        target = work.folder = folder or stack.enter_context(unused_folder(DEFAULT / f"compare-{Path(source).stem}", say))
         plan = [
             Planned(
-                f"{algorithm} seed {seed}",
-                load(source, algorithm=algorithm, seed=seed, versions=versions, settings=taken[algorithm]),
-                target / f"{algorithm}-seed{seed}",
+                f"{name} seed {seed}",
+                experiment,
+                target / f"{name}-seed{seed}",
                 tuple(track or ()),
                 execution,
             )
-            for seed in numbers(seeds, "--seeds")
-            for algorithm in methods
+            for (name, seed), experiment in experiments.items()
         ]
         _check(target)
         for line in () if quiet else shares(taken, given):
@@ -125,4 +138,4 @@ def _show(compared: Compared, target: Path, title: str, *, quiet: bool, as_json:
 def _jobs(jobs: int | None, executor: str) -> int:
     if jobs is None:  # the others take the machine for one run
         return os.cpu_count() or 1 if executor == "serial" else 1
-    return check_jobs(jobs)
+    return jobs

@@ -2,24 +2,35 @@
 
 import json
 import os
+import platform
 import select
+import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, get_type_hints
 
+import click
 import typer
 from rich.console import Console
+from typer.models import OptionInfo
 
 from fedecho.cli.complete import complete_executor, complete_setting, complete_sink, complete_source
 from fedecho.core.checkpoint import CheckpointError
 from fedecho.core.disk import DiskFullError
-from fedecho.data.locate import VARIABLE
+from fedecho.core.ranges import SEEDS, VERSIONS, Declared, at_least, declared_by, shown
+from fedecho.data.locate import VARIABLE, MissingDataError, at_home
 from fedecho.experiments.config import ConfigError
 from fedecho.experiments.execution import Execution
 from fedecho.experiments.run import Interrupted
 from fedecho.experiments.shortage import shortage
+from fedecho.experiments.software import software
 from fedecho.simulation.executors.crew import WorkerError
 from fedecho.tracking import SINKS
 
@@ -49,12 +60,16 @@ Track = Annotated[
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but where the result is, and errors.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, nothing else; for scripts.")]
-Versions = Annotated[int | None, typer.Option("--versions", "--num-versions", help="How many global versions to make.")]
+VersionsOption = Annotated[
+    int | None, VERSIONS, typer.Option("--versions", "--num-versions", help="How many global versions to make.")
+]
+JOBS = at_least(1, most=4096)
 ExecutorOption = Annotated[
     str, typer.Option("--executor", help="Where clients train: serial, pool, cuda or ray.", autocompletion=complete_executor)
 ]
 WorkersOption = Annotated[
     int | None,
+    at_least(1, most=10**5),
     typer.Option("--workers", help="Processes of the pool (2), actors of Ray (one a core), or clients at once on a GPU (6)."),
 ]
 DeviceOption = Annotated[
@@ -69,10 +84,29 @@ Deterministic = Annotated[bool, typer.Option("--deterministic", help="On a GPU: 
 OtherSoftware = Annotated[
     bool, typer.Option("--other-software", help="Go on with runs that other software began; their records will say so.")
 ]
-CheckpointEvery = Annotated[float, typer.Option("--checkpoint-every", metavar="SECONDS", help="Real time between checkpoints.")]
+CheckpointEvery = Annotated[
+    float,
+    at_least(0, most=1e9),
+    typer.Option("--checkpoint-every", metavar="SECONDS", help="Real time between checkpoints."),
+]
 
+
+class UserPath(click.Path):
+    """A path as it was typed: never empty, ~ in full also where the shell leaves it (``--out=~/runs``)."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not str(value).strip():
+            self.fail("it is empty: name a place, or . for this folder", param, ctx)
+        try:
+            return super().convert(str(at_home(Path(value))), param, ctx)
+        except MissingDataError as error:
+            self.fail(str(error), param, ctx)
+
+
+PLACE = UserPath()
 DataDir = Annotated[
-    Path | None, typer.Option("--data-dir", help="Where data and models are; by default FEDECHO_DATA, else ./data.")
+    Path | None,
+    typer.Option("--data-dir", click_type=PLACE, help="Where data and models are; by default FEDECHO_DATA, else ./data."),
 ]
 
 
@@ -96,11 +130,24 @@ def one_line(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+@dataclass
+class Work:
+    """What a command works on, once it knows it."""
+
+    folder: Path | None = None
+
+
 @contextmanager
-def friendly() -> Iterator[None]:
-    """A user's mistake is one line and exit code 2; a full disk is one and 1; a stop on request says how to go on, and 130."""
+def friendly() -> Iterator[Work]:
+    """A user's mistake is one line and exit code 2; a full disk is one and 1; a stop on request says how to go on, and 130.
+
+    Whatever else is raised is a fault of ours: one line, exit code 1, and a log file with the traceback.
+    """
+    work = Work()
     try:
-        yield
+        yield work
+    except (click.exceptions.Exit, click.Abort, click.ClickException):
+        raise
     except (ConfigError, CheckpointError, ValueError) as error:
         fail(str(error), 2)
     except Interrupted as stopped:
@@ -111,20 +158,47 @@ def friendly() -> Iterator[None]:
             130,
         )
     except WorkerError as error:
-        say(str(error))
-        for note in getattr(error, "__notes__", ()):
-            err.print(note, markup=False, highlight=False, soft_wrap=True)
+        if hasattr(error, "__notes__"):  # the traceback of what failed in the worker
+            say(f"{error}; {_logged(error, work.folder)}")
+        else:
+            say(str(error))
         raise typer.Exit(1) from None
-    except (MemoryError, RuntimeError) as error:
-        if not (short := shortage(error)):
-            raise
-        fail(short, 2)
     except DiskFullError as error:
         fail(str(error), 1)
     except OSError as error:
         if isinstance(error, BrokenPipeError) and _nobody_reads():
             raise  # Typer ends without a word
         fail(f"cannot go on: {error}; a run that had begun can be resumed", 2)
+    except Exception as error:
+        if short := shortage(error):
+            fail(short, 2)
+        report_crash(error, work.folder)
+        raise typer.Exit(1) from None
+
+
+def report_crash(error: Exception, folder: Path | None = None) -> None:
+    """One line about an error that nobody foresaw. The log is in the run's ``folder`` if it is there, else a temporary file."""
+    text = (str(error).strip().splitlines() or ["no message"])[0]
+    say(f"unexpected {type(error).__name__}: {text[:300]}; {_logged(error, folder)}; please report it with that file")
+
+
+def _logged(error: Exception, folder: Path | None) -> str:
+    """Where the traceback is. A new file, never what a link leads to, for its owner's eyes alone."""
+    text = _log_of(error)
+    for place in ([] if folder is None or not folder.is_dir() else [str(folder)]) + [None]:
+        with suppress(OSError):
+            file, name = tempfile.mkstemp(".log", "fedecho-crash-" if place is None else "crash-", place)
+            with os.fdopen(file, "w", encoding="utf-8", errors="backslashreplace") as log:
+                log.write(text)
+            return f"the traceback is in {name}"
+    return "the traceback could not be written to any file"
+
+
+def _log_of(error: Exception) -> str:
+    head = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "command": shlex.join(sys.argv), "folder": str(Path.cwd())}
+    head |= software() | {"executable": sys.executable, "system": platform.platform()}
+    lines = [f"{name}: {value}" for name, value in head.items()]
+    return "\n".join([*lines, "", "".join(traceback.format_exception(error))])
 
 
 def _nobody_reads() -> bool:
@@ -156,6 +230,27 @@ def usable(folder: Path) -> None:
         raise ConfigError(f"cannot write to {nearest}: choose another folder")
 
 
+def checked(command: Callable[..., None]) -> Callable[..., None]:
+    """The command, with options in the ranges that they declare."""
+    ranges: dict[str, tuple[str, Declared]] = {}
+    for name, hint in get_type_hints(command, include_extras=True).items():
+        options = [each for each in getattr(hint, "__metadata__", ()) if isinstance(each, OptionInfo)]
+        if options and (declared := declared_by(hint)) is not None:
+            words = [str(word) for word in (options[0].default, *(options[0].param_decls or ()))]
+            given = [word for word in words if word.startswith("--")]
+            ranges[name] = (given[0] if given else f"--{name.replace('_', '-')}", declared)
+
+    @wraps(command)
+    def within_ranges(**arguments: Any) -> None:
+        with friendly():
+            for name, (option, declared) in ranges.items():
+                if fault := declared.fault(arguments[name]):
+                    fail(f"{option} {fault}", 2)
+        command(**arguments)
+
+    return within_ranges
+
+
 def execution_options(
     executor: str,
     workers: int | None,
@@ -172,12 +267,6 @@ def execution_options(
     return dict(told)
 
 
-def check_jobs(jobs: int) -> int:
-    if jobs < 1:
-        raise ConfigError(f"--jobs must be at least 1, got {jobs}")
-    return jobs
-
-
 def names(text: str) -> list[str]:
     """Methods, separated by commas, each once."""
     found = [name.strip() for name in text.split(",") if name.strip()]
@@ -188,6 +277,10 @@ def names(text: str) -> list[str]:
 
 def numbers(text: str, option: str) -> tuple[int, ...]:
     try:
-        return tuple(dict.fromkeys(int(part) for part in text.split(",")))
+        found = tuple(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError:
-        raise ConfigError(f"{option} must be whole numbers separated by commas, got {text!r}") from None
+        raise ConfigError(f"{option} must be whole numbers separated by commas, got {shown(text)}") from None
+    for number in found:
+        if fault := SEEDS.fault(number):
+            raise ConfigError(f"{option}: each {fault}")
+    return found

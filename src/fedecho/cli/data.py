@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from fedecho.cli.console import DataDir, err, friendly, say, tell, usable
+from fedecho.cli.console import PLACE, DataDir, checked, err, friendly, say, tell, usable
+from fedecho.core.ranges import Seed, at_least
 from fedecho.data.fetch import fetch
 from fedecho.data.locate import data_folder
 from fedecho.data.synthesize import synthesize
@@ -15,6 +16,7 @@ data = typer.Typer(no_args_is_help=True, help="Get image sets, or make an unlabe
 
 
 @data.command("fetch")
+@checked
 def fetch_set(
     name: Annotated[str, typer.Argument(metavar="cifar10|cifar100|stl10")],
     data_dir: DataDir = None,
@@ -30,13 +32,18 @@ def fetch_set(
 
 
 @data.command("synthesize")
+@checked
 def synthesize_set(
     model: Annotated[str, typer.Argument(help="A folder or a hub name of an unconditional diffusion pipeline.")],
-    num: Annotated[int, typer.Option(help="How many images.")] = 2000,
-    seed: Annotated[int, typer.Option(help="The seed of the images.")] = 0,
-    steps: Annotated[int | None, typer.Option(help="Denoising steps; by default the model's own.")] = None,
-    batch_size: Annotated[int, typer.Option(help="Images at a time.")] = 64,
-    target: Annotated[Path | None, typer.Option("--out", help="By default synthetic-32.npy in the data folder.")] = None,
+    num: Annotated[int, at_least(1, most=10**8), typer.Option(help="How many images.")] = 2000,
+    seed: Annotated[Seed, typer.Option(help="The seed of the images.")] = 0,
+    steps: Annotated[
+        int | None, at_least(1, most=10**6), typer.Option(help="Denoising steps; by default the model's own.")
+    ] = None,
+    batch_size: Annotated[int, at_least(1, most=10**6), typer.Option(help="Images at a time.")] = 64,
+    target: Annotated[
+        Path | None, typer.Option("--out", click_type=PLACE, help="By default synthetic-32.npy in the data folder.")
+    ] = None,
     data_dir: DataDir = None,
 ) -> None:
     """Sample a diffusion model into an array that a task takes as its unlabeled set. Goes on where it stopped."""

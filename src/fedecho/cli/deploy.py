@@ -6,19 +6,24 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from fedecho.cli.console import OtherSoftware, fail, friendly, out, say
+from fedecho.cli.console import PLACE, OtherSoftware, fail, friendly, out, say
+from fedecho.core.ranges import VERSIONS, at_least, between
 from fedecho.core.user_files import MIB, check_file
 from fedecho.experiments.config import ConfigError
 
-Ca = Annotated[Path | None, typer.Option("--ca", help="The authority's certificate, ca.crt.")]
+PORT = between(1, 65535)
+PAUSE = at_least(0, most=1e6)
+Ca = Annotated[Path | None, typer.Option("--ca", click_type=PLACE, help="The authority's certificate, ca.crt.")]
 Insecure = Annotated[bool, typer.Option("--insecure", help="No TLS: only on a network you trust.")]
 
 
 def certificates(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the files go; only its owner may enter.")],
+    folder: Annotated[
+        Path, typer.Argument(click_type=PLACE, metavar="DIR", help="Where the files go; only its owner may enter.")
+    ],
     host: Annotated[list[str], typer.Option("--host", help="A name or address by which nodes reach the server; repeatable.")],
-    nodes: Annotated[int, typer.Option("--nodes", help="How many key pairs for nodes.")] = 0,
-    days: Annotated[int, typer.Option("--days", help="How long the certificate is valid.")] = 365,
+    nodes: Annotated[int, at_least(0, most=10_000), typer.Option("--nodes", help="How many key pairs for nodes.")] = 0,
+    days: Annotated[int, at_least(1, most=36_500), typer.Option("--days", help="How long the certificate is valid.")] = 365,
 ) -> None:
     """Make a certificate for a server and keys for its nodes."""
     with friendly():
@@ -32,13 +37,17 @@ def certificates(
 
 def serve(
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The one port that nodes need.")] = 8000,
+    port: Annotated[int, PORT, typer.Option(help="The one port that nodes need.")] = 8000,
     ca: Ca = None,
-    certificate: Annotated[Path | None, typer.Option("--certificate", help="The server's certificate.")] = None,
-    key: Annotated[Path | None, typer.Option("--key", help="The key of the server's certificate.")] = None,
+    certificate: Annotated[
+        Path | None, typer.Option("--certificate", click_type=PLACE, help="The server's certificate.")
+    ] = None,
+    key: Annotated[Path | None, typer.Option("--key", click_type=PLACE, help="The key of the server's certificate.")] = None,
     insecure: Insecure = False,
     any_node: Annotated[bool, typer.Option("--any-node", help="With TLS: let nodes in whose key is not registered.")] = False,
-    database: Annotated[Path | None, typer.Option("--database", help="Keep registered nodes in this file.")] = None,
+    database: Annotated[
+        Path | None, typer.Option("--database", click_type=PLACE, help="Keep registered nodes in this file.")
+    ] = None,
 ) -> None:
     """Start a SuperLink: TLS and registered nodes only, unless told otherwise."""
     with friendly():
@@ -53,12 +62,14 @@ def serve(
 
 def join(
     address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="The SuperLink.")],
-    client: Annotated[int, typer.Option(help="Which client this node is, from 0.")],
+    client: Annotated[int, at_least(0, most=10**8 - 1), typer.Option(help="Which client this node is, from 0.")],
     ca: Ca = None,
-    private_key: Annotated[Path | None, typer.Option("--private-key", help="The node's own key (node0).")] = None,
+    private_key: Annotated[
+        Path | None, typer.Option("--private-key", click_type=PLACE, help="The node's own key (node0).")
+    ] = None,
     insecure: Insecure = False,
-    port: Annotated[int, typer.Option(help="A local port for the node's own processes.")] = 9094,
-    pause_s: Annotated[float, typer.Option(help="Be so many seconds slower a message, for trials.")] = 0.0,
+    port: Annotated[int, PORT, typer.Option(help="A local port for the node's own processes.")] = 9094,
+    pause_s: Annotated[float, PAUSE, typer.Option(help="Be so many seconds slower a message, for trials.")] = 0.0,
     node_config: Annotated[
         list[str] | None,
         typer.Option("--node-config", metavar="PAIRS", help="What else the app asks of a node, such as 'num-partitions=3'."),
@@ -71,8 +82,6 @@ def join(
         from fedecho.flower.keys import PARTITION
         from fedecho.flower.launch import Tls, supernode
 
-        if client < 0:
-            raise ConfigError(f"--client must be at least 0, got {client}")
         tls = Tls.checked(insecure, ca=ca)
         if private_key is not None and not private_key.is_file():
             raise ConfigError(f"--private-key: there is no file {private_key}")
@@ -82,20 +91,24 @@ def join(
 
 
 def submit(
-    app: Annotated[Path, typer.Argument(metavar="APP", help="The folder of a Flower app.")],
+    app: Annotated[Path, typer.Argument(click_type=PLACE, metavar="APP", help="The folder of a Flower app.")],
     address: Annotated[str, typer.Option("--superlink", metavar="HOST:PORT", help="The SuperLink.")] = "127.0.0.1:8000",
     ca: Ca = None,
     insecure: Insecure = False,
-    run_out: Annotated[Path | None, typer.Option("--out", help="The server's run folder; a stopped run there goes on.")] = None,
+    run_out: Annotated[
+        Path | None, typer.Option("--out", click_type=PLACE, help="The server's run folder; a stopped run there goes on.")
+    ] = None,
     versions: Annotated[
-        int | None, typer.Option("--versions", "--num-versions", help="How many global versions to make.")
+        int | None, VERSIONS, typer.Option("--versions", "--num-versions", help="How many global versions to make.")
     ] = None,
     run_config: Annotated[
         list[str] | None,
         typer.Option("--run-config", metavar="PAIRS", help="The app's own settings: 'num-server-rounds=9', or a TOML file."),
     ] = None,
     other_software: OtherSoftware = False,
-    register: Annotated[list[Path] | None, typer.Option("--register", help="First let in a node by its public key.")] = None,
+    register: Annotated[
+        list[Path] | None, typer.Option("--register", click_type=PLACE, help="First let in a node by its public key.")
+    ] = None,
 ) -> None:
     """Run an app on a SuperLink and wait for its end; the exit code is the run's."""
     with friendly():

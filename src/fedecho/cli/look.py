@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from fedecho.cli.console import AsJson, Quiet, friendly, print_json, say, tell, usable
+from fedecho.cli.console import PLACE, AsJson, Quiet, friendly, print_json, say, tell, usable
 from fedecho.core.checkpoint import write_atomically
+from fedecho.core.ranges import between
 from fedecho.experiments.config import ConfigError
 from fedecho.report.book import report_of
 from fedecho.report.html import page
@@ -15,15 +16,20 @@ from fedecho.report.live import LOOPBACK, serve
 from fedecho.report.paper_figures import write_figures
 
 Folders = Annotated[
-    list[Path], typer.Argument(metavar="DIR...", help="Folders of runs, or folders that hold such (a comparison's).")
+    list[Path],
+    typer.Argument(click_type=PLACE, metavar="DIR...", help="Folders of runs, or folders that hold such (a comparison's)."),
 ]
 OpenIt = Annotated[bool, typer.Option("--open", help="Open it in the browser.")]
 
 
 def report(
     folders: Folders,
-    target: Annotated[Path | None, typer.Option("--out", help="The page, or its folder; by default the first of DIR.")] = None,
-    figures: Annotated[Path | None, typer.Option("--figures", metavar="DIR", help="Also every figure as PNG and SVG.")] = None,
+    target: Annotated[
+        Path | None, typer.Option("--out", click_type=PLACE, help="The page, or its folder; by default the first of DIR.")
+    ] = None,
+    figures: Annotated[
+        Path | None, typer.Option("--figures", click_type=PLACE, metavar="DIR", help="Also every figure as PNG and SVG.")
+    ] = None,
     open_it: OpenIt = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -68,7 +74,7 @@ def _page_at(target: Path) -> Path:
 
 def watch(
     folders: Folders,
-    port: Annotated[int, typer.Option(help="Of this machine; 0 takes a free one.")] = 8765,
+    port: Annotated[int, between(0, 65535), typer.Option(help="Of this machine; 0 takes a free one.")] = 8765,
     open_it: OpenIt = False,
 ) -> None:
     """Show the report's page live while runs go on; Ctrl-C ends it.

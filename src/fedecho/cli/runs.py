@@ -1,5 +1,6 @@
 """``fedecho list``, ``run`` and ``resume``."""
 
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ import typer
 from fedecho.algorithms import ALGORITHMS
 from fedecho.cli.complete import complete_algorithm
 from fedecho.cli.console import (
+    PLACE,
     AddressOption,
     AsJson,
     CheckpointEvery,
@@ -23,7 +25,7 @@ from fedecho.cli.console import (
     Settings,
     Source,
     Track,
-    Versions,
+    VersionsOption,
     WorkersOption,
     err,
     execution_options,
@@ -35,13 +37,14 @@ from fedecho.cli.console import (
     usable,
     use_data_dir,
 )
+from fedecho.core.ranges import SEEDS
 from fedecho.experiments.config import load
 from fedecho.experiments.execution import as_before
 from fedecho.experiments.experiment import Experiment
-from fedecho.experiments.folder import is_deployed, resumable, tidy_finished
+from fedecho.experiments.folder import is_deployed, own_folder, resumable, tidy_finished
 from fedecho.experiments.identity import config_of, is_finished
 from fedecho.experiments.recipes import RECIPES
-from fedecho.experiments.record import RECORD, read_header
+from fedecho.experiments.record import read_header
 from fedecho.experiments.run import CHECKPOINT_S, simulate
 from fedecho.experiments.run import resume as resume_run
 from fedecho.experiments.state import Following, RunState
@@ -51,6 +54,9 @@ from fedecho.report.progress import LiveProgress
 from fedecho.simulation.runtimes import PROFILES
 from fedecho.tasks import TASKS
 from fedecho.tracking import check_sinks, tracked
+
+DEFAULT = Path("runs")
+"""Where runs are that were given no folder."""
 
 
 def list_all(as_json: AsJson = False) -> None:
@@ -78,8 +84,8 @@ def run(
     algorithm: Annotated[
         str | None, typer.Option(help="Another method than the recipe's.", autocompletion=complete_algorithm)
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="The seed of everything random.")] = None,
-    versions: Versions = None,
+    seed: Annotated[int | None, SEEDS, typer.Option(help="The seed of everything random.")] = None,
+    versions: VersionsOption = None,
     settings: Settings = None,
     executor: ExecutorOption = "serial",
     workers: WorkersOption = None,
@@ -88,7 +94,9 @@ def run(
     precision: PrecisionOption = "bf16",
     deterministic: Deterministic = False,
     checkpoint_every: CheckpointEvery = CHECKPOINT_S,
-    folder: Annotated[Path | None, typer.Option("--out", help="The run's folder; must not hold a run yet.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", click_type=PLACE, help="The run's folder; must not hold a run yet.")
+    ] = None,
     data_dir: DataDir = None,
     track: Track = None,
     quiet: Quiet = False,
@@ -100,19 +108,19 @@ def run(
     `fedecho resume runs/first` goes on; `fedecho watch runs/first` shows it in a browser meanwhile,
     `fedecho report runs/first` afterwards.
     """
-    with friendly():
+    with friendly() as work, ExitStack() as stack:
         use_data_dir(data_dir)
         check_sinks(track or ())
         experiment = load(source, algorithm=algorithm, seed=seed, versions=versions, settings=settings or ())
         options = execution_options(executor, workers, precision, deterministic, device, address)
         options |= {"checkpoint_s": checkpoint_every}
-        target = folder or _free_folder(experiment, algorithm)
-        usable(target)
+        usable(folder or DEFAULT)
+        target = work.folder = folder or stack.enter_context(own_folder(DEFAULT / _name(experiment, algorithm)))
         _finish(target, experiment, options, _Manner(tuple(track or ()), quiet, as_json))
 
 
 def resume(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run that was stopped.")],
+    folder: Annotated[Path, typer.Argument(click_type=PLACE, metavar="DIR", help="The folder of a run that was stopped.")],
     executor: Annotated[str | None, typer.Option("--executor", help="By default, where it ran before.")] = None,
     workers: WorkersOption = None,
     address: AddressOption = None,
@@ -124,7 +132,8 @@ def resume(
     as_json: AsJson = False,
 ) -> None:
     """Go on with a run that was stopped or killed; the result is what it would have been."""
-    with friendly():
+    with friendly() as work:
+        work.folder = folder
         use_data_dir(data_dir)
         check_sinks(track or ())
         manner = _Manner(tuple(track or ()), quiet, as_json)
@@ -137,8 +146,8 @@ def resume(
 
 
 def export(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a finished run.")],
-    target: Annotated[Path, typer.Option("--out", help="A new folder for the model.")],
+    folder: Annotated[Path, typer.Argument(click_type=PLACE, metavar="DIR", help="The folder of a finished run.")],
+    target: Annotated[Path, typer.Option("--out", click_type=PLACE, help="A new folder for the model.")],
     data_dir: DataDir = None,
     quiet: Quiet = False,
 ) -> None:
@@ -222,11 +231,8 @@ def _say_result(folder: Path, summary: Summary, manner: _Manner) -> None:
     tell(f"a page of it: fedecho report {folder}")
 
 
-def _free_folder(experiment: Experiment, algorithm: str | None) -> Path:
-    """runs/NAME, or the first of NAME-2, NAME-3, ... that holds no run yet."""
-    base = Path("runs") / f"{experiment.name}-{algorithm or type(experiment.algorithm).__name__.lower()}-seed{experiment.seed}"
-    candidates = (base, *(base.with_name(f"{base.name}-{number}") for number in range(2, 10_000)))
-    return next(folder for folder in candidates if not (folder / RECORD).exists())
+def _name(experiment: Experiment, algorithm: str | None) -> str:
+    return f"{experiment.name}-{algorithm or type(experiment.algorithm).__name__.lower()}-seed{experiment.seed}"
 
 
 def _first_line(cls: type[Any]) -> str:

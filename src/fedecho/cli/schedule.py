@@ -13,7 +13,7 @@ from fedecho.cli.console import (
     DataDir,
     Settings,
     Source,
-    Versions,
+    VersionsOption,
     friendly,
     numbers,
     out,
@@ -33,7 +33,7 @@ def schedule(
         str | None, typer.Option(help="Another method than the recipe's.", autocompletion=complete_algorithm)
     ] = None,
     seeds: Annotated[str | None, typer.Option(help="Seeds, separated by commas; by default the experiment's.")] = None,
-    versions: Versions = None,
+    versions: VersionsOption = None,
     settings: Settings = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,

@@ -14,6 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fedecho.cli.console import (
+    JOBS,
+    PLACE,
     AddressOption,
     CheckpointEvery,
     DataDir,
@@ -25,7 +27,6 @@ from fedecho.cli.console import (
     Settings,
     Source,
     WorkersOption,
-    check_jobs,
     err,
     execution_options,
     friendly,
@@ -37,6 +38,7 @@ from fedecho.cli.console import (
     usable,
     use_data_dir,
 )
+from fedecho.core.ranges import Versions
 from fedecho.experiments.config import ConfigError, load
 from fedecho.experiments.cost import server_cost
 from fedecho.experiments.execution import Execution
@@ -67,7 +69,7 @@ def table(
     ] = None,
     seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = ",".join(map(str, OUR_SEEDS)),
     settings: Settings = None,
-    jobs: Annotated[int, typer.Option(help="Cells at a time, a process each; on one GPU they share it.")] = 1,
+    jobs: Annotated[int, JOBS, typer.Option(help="Cells at a time, a process each; on one GPU they share it.")] = 1,
     executor: ExecutorOption = "cuda",
     workers: WorkersOption = None,
     device: DeviceOption = None,
@@ -80,8 +82,8 @@ def table(
     show: Annotated[bool, typer.Option("--show", help="Run nothing: show what there is.")] = False,
     by_seed: Annotated[bool, typer.Option("--by-seed", help="Show each seed's figure beside their mean.")] = False,
     form: Annotated[str, typer.Option("--format", help="text, markdown or csv.")] = "text",
-    results: Annotated[Path, typer.Option(help="Where the results are kept.")] = RESULTS,
-    runs: Annotated[Path, typer.Option(help="Where the runs are.")] = Path("runs") / "tables",
+    results: Annotated[Path, typer.Option(click_type=PLACE, help="Where the results are kept.")] = RESULTS,
+    runs: Annotated[Path, typer.Option(click_type=PLACE, help="Where the runs are.")] = Path("runs") / "tables",
     data_dir: DataDir = None,
 ) -> None:
     """Run the cells of a paper's table that are missing, and show ours beside the paper's."""
@@ -93,7 +95,6 @@ def table(
         cells = _picked(paper, chosen, only or [], without or [])
         missing = _missing(cells, results)
         options = execution_options(executor, workers, precision, deterministic, device, address, other_software)
-        at_once = check_jobs(jobs)
         if dry_run:
             _announce(paper, missing, results, chosen)
             return
@@ -101,7 +102,7 @@ def table(
             usable(results)
             filling = Filling(results=results, runs=runs, options=options, checkpoint_s=checkpoint_every)
             with LiveProgress(err) as progress:
-                fill(filling, missing, jobs=at_once, see=progress.update, say=say)
+                fill(filling, missing, jobs=jobs, see=progress.update, say=say)
         picked = tuple(seed for seed in chosen if any(cell.seed == seed for cell in cells))
         _show(View(_narrowed(paper, cells), results, picked, by_seed), form)
 
@@ -109,7 +110,7 @@ def table(
 def cost(
     source: Source,
     algorithms: Annotated[str, typer.Option(help="Methods, separated by commas.")] = "fedbuff,ca2fl,fedac,fadas,fedecho",
-    versions: Annotated[int, typer.Option("--versions", "--num-versions", help="Versions to measure over.")] = 10,
+    versions: Annotated[Versions, typer.Option("--versions", "--num-versions", help="Versions to measure over.")] = 10,
     settings: Settings = None,
     executor: ExecutorOption = "serial",
     data_dir: DataDir = None,
@@ -117,8 +118,6 @@ def cost(
     """What each method costs the server: seconds of inference and distillation per version, versions and bytes held."""
     with friendly():
         use_data_dir(data_dir)
-        if versions < 1:
-            raise ConfigError(f"--versions must be at least 1, got {versions}")
         execution = Execution(**execution_options(executor, None, "bf16", False))
         title = Text(f"{source}: what the server pays, by version")
         shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 0, 0, 1))

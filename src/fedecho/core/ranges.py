@@ -98,15 +98,17 @@ def share(*, above: bool = False, below: bool = False) -> Range:
     return Range(0, 1, above, below, whole=True)
 
 
-Seed = Annotated[int, Range(-(2**63), 2**63 - 1)]
+SEEDS = Range(-(2**63), 2**63 - 1)
 """64 bits, as torch and Flower's messages have them."""
+Seed = Annotated[int, SEEDS]
 NumClients = Annotated[int, at_least(1, most=10**8)]
 """A hundred million: some bytes of each are held."""
-Versions = Annotated[int, at_least(1, most=10**7)]
+VERSIONS = at_least(1, most=10**7)
 """Ten million: a record has a line for each."""
+Versions = Annotated[int, VERSIONS]
 InFlight = Annotated[int, at_least(1, most=10**6)]
 """A million clients at once: each has a job, and a place in the buffer."""
-Rate = Annotated[float, positive(most=1e6)]
+Rate = Annotated[float, positive()]
 """A learning rate."""
 Decay = Annotated[float, share(below=True)]
 """Of a moment of Adam's kind."""

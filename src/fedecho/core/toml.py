@@ -53,11 +53,19 @@ def parsed(text: str) -> dict[str, Any]:
 
 def _check(table: dict[str, Any]) -> None:
     """No deeper and no larger than anything behind this can take; without recursion, because that is what could overflow."""
-    level: list[Any] = [table]
+    level: list[tuple[str, Any]] = [("", table)]
     for _ in range(MAX_DEPTH):
-        level = [child for value in level for child in (value.values() if isinstance(value, dict) else value)]
-        if any(isinstance(value, int) and not -LARGEST <= value < LARGEST for value in level):
-            raise TomlError("a whole number must have at most 64 bits")
-        level = [value for value in level if isinstance(value, dict | list)]
+        level = [child for name, value in level for child in _children(name, value)]
+        for name, value in level:
+            if isinstance(value, int) and not -LARGEST <= value < LARGEST:
+                raise TomlError(f"{name[:80]}: a whole number must have at most 64 bits")
+        level = [(name, value) for name, value in level if isinstance(value, dict | list)]
     if level:
         raise TomlError(f"there are more than {MAX_DEPTH} tables in each other")
+
+
+def _children(name: str, value: dict[str, Any] | list[Any]) -> list[tuple[str, Any]]:
+    """What a list holds has the list's name."""
+    if isinstance(value, list):
+        return [(name, child) for child in value]
+    return [(f"{name}.{key}" if name else key, child) for key, child in value.items()]

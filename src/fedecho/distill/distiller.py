@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedecho.core.layout import BoundNetwork
 from fedecho.core.memory import Place
-from fedecho.core.ranges import Decay, Epsilon, Range, at_least, check_ranges, positive, share
+from fedecho.core.ranges import Decay, Epsilon, Factor, Range, at_least, check_ranges, positive, share
 from fedecho.core.rng import global_rng, torch_rng
 from fedecho.core.types import Weights
 from fedecho.distill.bank import Average
@@ -56,7 +56,7 @@ class Distiller:
     least recently heard are given up.
     """
 
-    distill_lr: Annotated[float, at_least(0, most=1e6)] = 3e-6
+    distill_lr: Factor = 3e-6
     optimizer: Literal["adam", "sgd"] = "adam"
     beta1: Decay = 0.9
     beta2: Decay = 0.999

@@ -2,9 +2,10 @@
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from errno import EAGAIN, ENOLCK, ENOSYS, ENOTSUP
 from fcntl import LOCK_EX, LOCK_NB, flock
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,38 @@ def owned(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
         if not was_there:
             with suppress(OSError):
                 folder.rmdir()  # only if nothing came of it
+
+
+@contextmanager
+def own_folder(base: Path) -> Iterator[Path]:
+    """The first of NAME, NAME-2, NAME-3, ... that is not there, made now: of two processes that look at once each gets its own."""
+    base.parent.mkdir(parents=True, exist_ok=True)
+    for folder in numbered(base):
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+            break
+    try:
+        yield folder
+    finally:
+        with suppress(OSError):
+            folder.rmdir()  # only if nothing came of it
+
+
+@contextmanager
+def unused_folder(base: Path, say: Callable[[str], None]) -> Iterator[Path]:
+    """The first of NAME, NAME-2, NAME-3, ... that no other process uses, which is then ours until the end."""
+    with ExitStack() as stack:
+        for folder in numbered(base):
+            with suppress(FolderInUse):
+                stack.enter_context(owned(folder, say))
+                break
+        yield folder
+
+
+def numbered(base: Path) -> Iterator[Path]:
+    yield base
+    for number in count(2):
+        yield base.with_name(f"{base.name}-{number}")
 
 
 def is_tidy(folder: Path) -> bool:

@@ -11,6 +11,7 @@ from fedecho.tasks import mathinstruct, mrpc
 
 OWN_FILES = ("unlabeled", "train", "dev", "test", "model")
 """A task's settings that may be a user's own files or folders."""
+VALUE = "value"
 KNOWN = {*NAMED, *mrpc.FILES, *mathinstruct.FILES}
 """The names of sets."""
 
@@ -33,9 +34,11 @@ def setting_of(text: str) -> dict[str, Any]:
     if len(parts) > MAX_DEPTH:
         raise TomlError(f"--set wants a key of at most {MAX_DEPTH} parts, got one of {len(parts)}")
     try:
-        table: Any = parsed(f"value = {value.strip()}")["value"]
+        table: Any = parsed(f"{VALUE} = {value.strip()}")[VALUE]
     except TOMLDecodeError:
         table = value.strip()
+    except TomlError as error:
+        raise TomlError(f"--set {shown(key.strip())}: {str(error).removeprefix(f'{VALUE}: ')}") from None
     for part in reversed(parts):
         table = {part.strip(): table}
     return dict(table)
