@@ -3,11 +3,13 @@
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
 from fedecho import load, simulate
 from fedecho.cli import app
+from fedecho.data.unlabeled import read_unlabeled
 
 
 def fedecho(*words: str) -> Result:
@@ -69,6 +71,132 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_wrong_value_is_named(setting: str, parts: list[str], tmp_path: Path) -> None:
     one_clear_line(fedecho("run", "digits", "--set", setting), *parts)
     assert not list(tmp_path.rglob("summary.json"))
+
+
+BEYOND = 2**62
+LONG = "123456789012345678901234567890"
+
+
+@pytest.mark.parametrize(
+    ("setting", "parts"),
+    [
+        ("attack.target=10", ["attack.target is 10", "the task has 10 classes", "0 to 9"]),
+        (f"task.width={BEYOND}", ["task.width must be at most 4096", str(BEYOND), "from 1 to 4096"]),
+        ("task.num_clients=1000000000", ["task.num_clients must be at most 100000000", "got 1000000000", "from 1 to"]),
+        ("num_versions=1000000000", ["num_versions must be at most 10000000", "got 1000000000", "from 1 to"]),
+        ("versions=0", ["num_versions must be at least 1", "got 0", "from 1 to"]),
+        ("concurrency=1000000000", ["concurrency must be at most 1000000", "got 1000000000"]),
+        ("seed=" + LONG, ["--set 'seed'", "a whole number must have at most 64 bits"]),
+        ("task.seed=-9223372036854775809", ["--set 'task.seed'", "at most 64 bits"]),
+        ("algorithm.distiller.distill_lr=1e38", ["algorithm.distiller.distill_lr must be at most 1000000000", "1e+38"]),
+        ("algorithm.distiller.distill_lr=nan", ["distill_lr must be a number"]),
+        (f"algorithm.distiller.num_distill_steps={BEYOND}", ["num_distill_steps must be at most 100000", str(BEYOND)]),
+        ("algorithm.distiller.eps=inf", ["algorithm.distiller.eps must be at most 1, got inf", "above 0 and at most 1"]),
+        ("algorithm.distiller.eps=1e-50", ["algorithm.distiller.eps must be above 0", "float32"]),
+        ("algorithm.inner.server_lr=1e38", ["algorithm.inner.server_lr must be at most", "1e+38"]),
+        ("local.eps=inf", ["local.eps must be at most 1, got inf"]),
+        ("local.client_lr=inf", ["local.client_lr must be at most", "got inf"]),
+        (f"local.epochs={BEYOND}", ["local.epochs must be at most 1000000", str(BEYOND)]),
+        (f"local.num_local_steps={BEYOND}", ["local.num_local_steps must be at most 10000000"]),
+        ("faults.available_s=1e-300", ["faults.available_s must be at least 0.001", "1e-300"]),
+        ("runtimes.runtime_gamma=inf", ["runtimes.runtime_gamma must be at most"]),
+        ("task.partition.alpha=inf", ["task.partition.alpha must be at most 1000000000, got inf"]),
+        ("admission.max_norm=inf", ["admission.max_norm must be at most 3.4e+38, got inf"]),
+        ("privacy.noise_multiplier=inf", ["privacy.noise_multiplier must be at most", "got inf"]),
+        ("local.batch_size=5\nlocal.epochs=1", ["--set wants one key=value in one line"]),
+        ("runtimes.trace=~nobodyatall/x.csv", ["~nobodyatall/x.csv"]),
+        ("algorithm.distiller.bank_memory=disk", ["algorithm.distiller.bank_memory", "'device'"]),
+    ],
+)
+def test_an_absurd_value_is_refused_when_it_is_set(setting: str, parts: list[str], tmp_path: Path) -> None:
+    one_clear_line(fedecho("run", "digits", "--set", setting), *parts)
+    assert not list(tmp_path.iterdir()), "nothing was begun"
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["run", "digits", "--versions", "0"], ["--versions must be at least 1, got 0", "from 1 to 10000000"]),
+        (["run", "digits", "--versions", "1000000000"], ["--versions must be at most 10000000", "1000000000"]),
+        (["run", "digits", "--versions", "1e30"], ["'--versions'", "'1e30'", "integer", "run --help"]),
+        (["run", "digits", "--versions", ""], ["'--versions'", "''", "integer"]),
+        (["run", "digits", "--seed", LONG], ["--seed must be at most 9223372036854775807", LONG]),
+        (["run", "digits", "--seed", "nan"], ["'--seed'", "'nan'"]),
+        (["run", "digits", "--workers", "0"], ["--workers must be at least 1, got 0"]),
+        (["run", "digits", "--workers", "-1"], ["--workers must be at least 1, got -1"]),
+        (["run", "digits", "--workers", "1e30"], ["'--workers'", "'1e30'"]),
+        (["run", "digits", "--workers", str(BEYOND)], ["--workers must be at most 100000"]),
+        (["run", "digits", "--executor", ""], ["--executor must be one of serial, pool, cuda, ray, got ''"]),
+        (["run", "digits", "--device", "tpu"], ["--device must be 'cpu' or 'cuda', got 'tpu'"]),
+        (["run", "digits", "--precision", "fp8"], ["--precision must be 'bf16' or 'fp32', got 'fp8'"]),
+        (["run", "digits", "--checkpoint-every", "nan"], ["--checkpoint-every must be at least 0, got nan"]),
+        (["run", "digits", "--checkpoint-every", "-1"], ["--checkpoint-every must be at least 0, got -1.0"]),
+        (["run", "digits", "--checkpoint-every", "1e30"], ["--checkpoint-every must be at most 1000000000, got 1e+30"]),
+        (["run", "digits", "--checkpoint-every", ""], ["'--checkpoint-every'", "float"]),
+        (["run", "digits", "--out", ""], ["'--out'", "it is empty"]),
+        (["run", "digits", "--out", " "], ["'--out'", "it is empty"]),
+        (["run", "digits", "--out", "~nobodyatall/run"], ["'--out'", "no home folder of ~nobodyatall"]),
+        (["run", "digits", "--data-dir", ""], ["'--data-dir'", "it is empty"]),
+        (["run", "digits", "--data-dir", "~nobodyatall"], ["'--data-dir'", "no home folder"]),
+        (["run", "digits", "--sed", "1"], ["'--sed'", "'--seed'"]),
+        (["resume", ""], ["'DIR'", "it is empty"]),
+        (["resume", "x", "--workers", "0"], ["--workers must be at least 1"]),
+        (["compare", "digits", "--jobs", "-1"], ["--jobs must be at least 1, got -1", "from 1 to 4096"]),
+        (["compare", "digits", "--jobs", "nan"], ["'--jobs'", "'nan'"]),
+        (["compare", "digits", "--seeds", ""], ["--seeds must be whole numbers separated by commas, got ''"]),
+        (["compare", "digits", "--seeds", f"0,{LONG}"], ["--seeds", "9223372036854775807", LONG]),
+        (["compare", "digits", "--seeds", "1e30"], ["--seeds", "'1e30'"]),
+        (["compare", "digits", "--seeds", "1" * 5000], ["--seeds", "5002 characters"]),
+        (["compare", "digits", "--versions", "-1"], ["--versions must be at least 1, got -1"]),
+        (["compare", "digits", "--out", ""], ["'--out'", "it is empty"]),
+        (["schedule", "digits", "--versions", "1000000000"], ["--versions must be at most 10000000"]),
+        (["schedule", "digits", "--seeds", LONG], ["--seeds", LONG]),
+        (["table", "cifar10", "--jobs", "0"], ["--jobs must be at least 1, got 0"]),
+        (["table", "cifar10", "--results", ""], ["'--results'", "it is empty"]),
+        (["cost", "digits", "--versions", "0"], ["--versions must be at least 1, got 0"]),
+        (["watch", ".", "--port", "-1"], ["--port must be between 0 and 65535, got -1"]),
+        (["watch", ".", "--port", "99999"], ["--port must be between 0 and 65535, got 99999"]),
+        (["watch", ".", "--port", "nan"], ["'--port'", "'nan'"]),
+        (["report", ""], ["'DIR...'", "it is empty"]),
+        (["data", "synthesize", "m", "--num", "0"], ["--num must be at least 1, got 0"]),
+        (["data", "synthesize", "m", "--steps", "-1"], ["--steps must be at least 1, got -1"]),
+        (["data", "synthesize", "m", "--batch-size", "0"], ["--batch-size must be at least 1, got 0"]),
+        (["certificates", "keys", "--host", "a", "--days", "9999999"], ["--days must be at most 36500, got 9999999", "from 1"]),
+        (["certificates", "keys", "--host", "a", "--days", "0"], ["--days must be at least 1, got 0"]),
+        (["certificates", "keys", "--host", "a", "--nodes", "-1"], ["--nodes must be at least 0, got -1", "from 0 to 10000"]),
+        (["certificates", "keys", "--host", "a", "--nodes", str(BEYOND)], ["--nodes must be at most 10000"]),
+        (["certificates", "keys", "--host", ""], ["--host", "it is empty"]),
+        (["certificates", "", "--host", "a"], ["'DIR'", "it is empty"]),
+        (["serve", "--insecure", "--port", "0"], ["--port must be between 1 and 65535, got 0"]),
+        (["serve", "--insecure", "--host", ""], ["--host", "it is empty"]),
+        (["serve", "--ca", ""], ["'--ca'", "it is empty"]),
+        (["join", "a:1", "--client", "-1", "--insecure"], ["--client must be at least 0, got -1"]),
+        (["join", "a:1", "--client", "0", "--insecure", "--port", "70000"], ["--port must be between 1 and 65535, got 70000"]),
+        (["join", "a:1", "--client", "0", "--insecure", "--pause-s", "nan"], ["--pause-s must be at least 0, got nan"]),
+        (["join", "a:1", "--client", "0", "--insecure", "--pause-s", "1e30"], ["--pause-s must be at most 1000000, got 1e+30"]),
+        (["join", "", "--client", "0", "--insecure"], ["HOST:PORT", "''", "127.0.0.1:8000"]),
+        (["join", "a:99999", "--client", "0", "--insecure"], ["HOST:PORT", "'a:99999'", "1 to 65535"]),
+        (["submit", ".", "--insecure", "--versions", "0"], ["--versions must be at least 1, got 0"]),
+        (["submit", ".", "--insecure", "--superlink", "nowhere"], ["--superlink", "'nowhere'", "HOST:PORT"]),
+        (["submit", "", "--insecure"], ["'APP'", "it is empty"]),
+        (["submit", ".", "--insecure", "--out", ""], ["'--out'", "it is empty"]),
+        (["submit", "nowhere", "--insecure"], ["APP", "nowhere"]),
+    ],
+    ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else None,
+)
+def test_an_absurd_option_is_refused_before_anything_runs(words: list[str], parts: list[str], tmp_path: Path) -> None:
+    one_clear_line(fedecho(*words), *parts)
+    assert not list(tmp_path.iterdir()), "nothing was begun"
+
+
+@pytest.mark.parametrize("shape", [(-1, 32, 32, 3), (2**40, 32, 32, 3)])
+def test_an_array_whose_heading_lies_is_refused(shape: tuple[int, ...], tmp_path: Path) -> None:
+    with (tmp_path / "u.npy").open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
+        file.write(bytes(3072))
+    with pytest.raises(ValueError, match=r"u\.npy: .*its heading says uint8") as caught:
+        read_unlabeled(str(tmp_path / "u.npy"), None, 1, 0)
+    assert "\n" not in str(caught.value)
 
 
 def test_unknown_names() -> None:

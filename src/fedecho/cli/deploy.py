@@ -7,7 +7,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from fedecho.cli.console import PLACE, OtherSoftware, fail, friendly, out, say
-from fedecho.core.ranges import VERSIONS, at_least, between
+from fedecho.core.ranges import VERSIONS, at_least, between, shown
 from fedecho.core.user_files import MIB, check_file
 from fedecho.experiments.config import ConfigError
 
@@ -30,6 +30,8 @@ def certificates(
         _need_flower()
         from fedecho.flower.certificates import make_certificates, make_node_keys
 
+        for each in host:
+            _check_host(each)
         make_certificates(folder, host, days)
         make_node_keys(folder, nodes)
         out.print(f"server: {folder}/server.pem, server.key and ca.crt; every node: ca.crt and its own nodeN", soft_wrap=True)
@@ -54,6 +56,7 @@ def serve(
         _need_flower()
         from fedecho.flower.launch import Tls, superlink
 
+        _check_host(host)
         tls = Tls.checked(insecure, ca=ca, certificate=certificate, key=key)
         if host not in ("127.0.0.1", "::1", "localhost"):
             say(f"{host} is open to others, the control API too, which starts runs: put a proxy before it (docs/deployment.md)")
@@ -82,6 +85,7 @@ def join(
         from fedecho.flower.keys import PARTITION
         from fedecho.flower.launch import Tls, supernode
 
+        _check_address("HOST:PORT", address)
         tls = Tls.checked(insecure, ca=ca)
         if private_key is not None and not private_key.is_file():
             raise ConfigError(f"--private-key: there is no file {private_key}")
@@ -116,6 +120,9 @@ def submit(
         from fedecho.flower.key_values import check_run_config, key_values
         from fedecho.flower.launch import Control, RunFailedError, Tls
 
+        _check_address("--superlink", address)
+        if not app.is_dir():
+            raise ConfigError(f"APP {app} is no folder: give the one that holds the app's pyproject.toml")
         ours = {"out": ("--out", str(run_out.absolute()) if run_out else None), "versions": ("--versions", versions)}
         ours["other-software"] = ("--other-software", other_software or None)
         told = key_values("--run-config", run_config or (), ours)
@@ -139,6 +146,17 @@ def submit(
             fail(str(error), 1)
         except KeyboardInterrupt:
             fail(f"run {run} goes on; to stop it: FLWR_HOME={control.home} flwr stop {run} {control.name}", 130)
+
+
+def _check_host(host: str) -> None:
+    if not host.strip():
+        raise ConfigError("--host: it is empty: give a name or an address")
+
+
+def _check_address(name: str, address: str) -> None:
+    host, _, port = address.rpartition(":")
+    if not (host.strip() and port.isdecimal() and len(port) <= 5 and PORT.fault(int(port)) is None):
+        raise ConfigError(f"{name} must be like 127.0.0.1:8000, HOST:PORT with a port from 1 to 65535, got {shown(address)}")
 
 
 def _need_flower() -> None:

@@ -81,6 +81,7 @@ def owned(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
 @contextmanager
 def own_folder(base: Path) -> Iterator[Path]:
     """The first of NAME, NAME-2, NAME-3, ... that is not there, made now: of two processes that look at once each gets its own."""
+    was_there = base.parent.exists()
     base.parent.mkdir(parents=True, exist_ok=True)
     for folder in numbered(base):
         with suppress(FileExistsError):
@@ -89,8 +90,10 @@ def own_folder(base: Path) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        with suppress(OSError):
-            folder.rmdir()  # only if nothing came of it
+        with suppress(OSError):  # they are removed only if nothing came of it
+            folder.rmdir()
+            if not was_there:
+                base.parent.rmdir()
 
 
 @contextmanager
