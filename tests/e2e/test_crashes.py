@@ -74,7 +74,7 @@ def test_a_crash_in_a_run_is_logged_in_its_folder(tmp_path: Path) -> None:
     assert line.startswith("unexpected KeyError: 'the shelf")
     for part in ("Traceback", "the shelf", "test_crashes.py", "torch: ", "python: ", "command: ", f"folder: {tmp_path}"):
         assert part in log
-    again = CliRunner().invoke(app, ["run", "digits", *own_task("faulty"), "--out", "run"])
+    again = CliRunner().invoke(app, ["resume", "run"])
     assert "unexpected KeyError" in again.stderr, "a log does not stand in the way"
     assert len(list((tmp_path / "run").glob("crash-*.log"))) == 2
 

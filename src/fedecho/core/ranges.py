@@ -108,8 +108,8 @@ VERSIONS = at_least(1, most=10**7)
 Versions = Annotated[int, VERSIONS]
 InFlight = Annotated[int, at_least(1, most=10**6)]
 """A million clients at once: each has a job, and a place in the buffer."""
-Rate = Annotated[float, positive()]
-"""A learning rate."""
+Rate = Annotated[float, positive(most=1e30)]
+"""A learning rate. Some are meant to make a run diverge; from 1e38 on, a step is not even a number of float32."""
 Decay = Annotated[float, share(below=True)]
 """Of a moment of Adam's kind."""
 Epsilon = Annotated[float, positive(most=1.0)]
