@@ -19,7 +19,7 @@ class Waiting:
 
     min_nodes: Annotated[int, at_least(1, most=10**6)] = 1
     """A run begins when so many clients are there."""
-    timeout_s: Seconds | None = 3600.0
+    timeout_s: Annotated[float, at_least(0, most=1e300)] | None = 3600.0
     least_s: Seconds = 300.0
     slack: Annotated[float, at_least(1, most=1e6)] = 10.0
     poll_s: Seconds = 0.5
