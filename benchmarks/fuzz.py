@@ -6,7 +6,7 @@
 Every update is a good one with up to three mutations (``benchmarks/mutations.py``). After each one: what was refused has
 changed no bit of the algorithm's state and of any model alive; what was accepted is finite and of the right sizes;
 the record takes a line of either. A failure names its mutations; the same seed finds it again. A finite update can still be
-too large for the algorithm behind the border (until it knows what is usual, only ``max_norm`` can tell): such models are counted.
+too large for the algorithm behind the border (first reports are bounded by the scale of the model alone): such models are counted.
 """
 
 import argparse

@@ -19,7 +19,13 @@ def first_model() -> GlobalModel:
 
 
 def make_server(
-    *, num_clients: int = 5, concurrency: int = 3, algorithm: Any = None, seed: int = 0, admission: Any = None
+    *,
+    num_clients: int = 5,
+    concurrency: int = 3,
+    algorithm: Any = None,
+    seed: int = 0,
+    admission: Any = None,
+    variances: Tensor | None = None,
 ) -> Server[Any]:
     return Server(
         algorithm=algorithm or FedBuff(buffer_size=2),
@@ -28,6 +34,7 @@ def make_server(
         concurrency=concurrency,
         seed=seed,
         admission=admission,
+        variances=variances,
     )
 
 

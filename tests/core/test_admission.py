@@ -219,3 +219,11 @@ def test_staleness_of_a_refused_update_is_reported() -> None:
     server.advance()
     receipt = server.receive(replace(good_update(slow.client, 0), num_steps=0))
     assert (receipt.status, receipt.staleness) == ("rejected", 1)
+
+
+@pytest.mark.parametrize(("buffers", "code"), [([1.0, -1.0], "variance"), ([1.0, -1e-30], "variance"), ([-1.0, 0.0], "")])
+def test_a_variance_below_zero_is_refused_and_a_mean_may_be(buffers: list[float], code: str) -> None:
+    server = make_server(variances=torch.tensor([False, True]))
+    receipt = server.receive(answer(server, server.refill()[0].client, buffers=torch.tensor(buffers)))
+    assert receipt.code == code
+    assert not code or f"a variance is {buffers[1]:.4g}, below 0" in receipt.reason

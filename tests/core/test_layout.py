@@ -185,3 +185,9 @@ def test_batch_norm_that_counts_batches_is_refused_by_name() -> None:
     module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, momentum=None))
     with pytest.raises(ValueError, match=r"^1: BatchNorm with momentum=None"):
         Layout.of(module)
+
+
+def test_variances_are_known_by_their_names() -> None:
+    module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.BatchNorm2d(1))
+    assert Layout.of(module).variances().tolist() == [False, False, True, True, False, True]
+    assert Layout.of(nn.Linear(2, 2)).variances().tolist() == []

@@ -1,10 +1,12 @@
 """When a run is given up: by share, not by luck of one accepted update."""
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from torch import nn
 
-from fedecho import load, resume, simulate
+from fedecho import DigitsTask, Experiment, load, resume, simulate
 from fedecho.core.admission import NOT_FINITE
 from fedecho.core.drive import Moment
 from fedecho.core.server import Receipt
@@ -42,6 +44,33 @@ def test_two_not_finite_for_each_accepted_go_on_and_three_are_an_end() -> None:
     seen(*[NAN, NAN, ACCEPTED] * 300)
     with pytest.raises(DivergedError, match=r"most of the last updates .* because delta is not finite"):
         seen(*[NAN, NAN, NAN, ACCEPTED] * 100)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored(DigitsTask):
+    """A user's own task, whose evaluation gives what is asked for."""
+
+    name: str = "loss"
+    value: float = float("nan")
+
+    def evaluate(self, module: nn.Module) -> dict[str, float]:
+        return {"accuracy": 0.1, self.name: self.value}
+
+
+def scored(name: str, value: float = float("nan")) -> Experiment:
+    task = Scored(num_clients=20, width=1, name=name, value=value)
+    return replace(load("digits", algorithm="fedbuff", versions=2, settings=["local.num_local_steps=1"]), task=task)
+
+
+@pytest.mark.parametrize("name", ["loss", "accuracy", "test_loss"])
+def test_a_loss_or_an_accuracy_that_is_not_a_number_is_a_divergence(name: str) -> None:
+    with pytest.raises(DivergedError, match=f"the evaluation of version 2 gave {name} = nan"):
+        simulate(scored(name))
+
+
+@pytest.mark.parametrize(("name", "value"), [("f1", float("nan")), ("loss", float("inf")), ("loss", 1.5)])
+def test_other_scores_may_be_undefined(name: str, value: float) -> None:
+    assert simulate(scored(name, value)).accuracy == 0.1
 
 
 def test_a_resumed_run_goes_on_counting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,6 +110,37 @@ def test_asynchronous_with_a_straggler_and_an_evaluation() -> None:
     assert set(result.arrays) == set(arrays), "counters travel along"
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "code"),
+    [("1.running_var", -1.0, "variance"), ("1.running_var", 1e18, "statistics"), ("1.running_mean", -1e18, "statistics")],
+)
+def test_one_nodes_statistics_are_bounded_as_in_a_simulation(tmp_path: Path, name: str, value: float, code: str) -> None:
+    """From the first report on, and without a module to know them by."""
+    grid = loop()
+
+    def spoil(order: Message, reply: Message) -> Message:
+        if order.metadata.dst_node_id == 1001:
+            arrays = dict(reply.content["arrays"])
+            arrays[name] = Array(np.full(4, value, np.float32))
+            reply.content["arrays"] = ArrayRecord(arrays)
+        return reply
+
+    grid.spoil = spoil
+    method = strategy(FedBuff(buffer_size=2), folder=tmp_path)
+    result = method.start(grid, ArrayRecord(net().state_dict()), num_rounds=12, evaluate_fn=accuracy)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert set(summary["reasons"]) == {code}
+    assert result.evaluate_metrics_serverapp[12]["accuracy"] > 0.9
+
+
+def test_an_evaluation_that_is_not_a_number_ends_a_deployed_run() -> None:
+    def lost(version: int, arrays: ArrayRecord) -> MetricRecord:
+        return MetricRecord({"accuracy": 0.5, "test_loss": float("nan") if version == 2 else 1.0})
+
+    with pytest.raises(ConfigError, match="the evaluation of version 2 gave test_loss = nan"):
+        strategy(FedBuff(buffer_size=2)).start(loop(), ArrayRecord(net().state_dict()), num_rounds=3, evaluate_fn=lost)
+
+
 def test_fedecho_distils_on_the_server(tmp_path: Path) -> None:
     points = torch.randn(60, 2, generator=torch.Generator().manual_seed(4))
     method = FedEcho(inner=FedBuff(buffer_size=2), distiller=Distiller(distill_lr=1e-3, batch_size=20))

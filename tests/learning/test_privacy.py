@@ -18,7 +18,7 @@ from fedecho.algorithms.noised import Noised
 from fedecho.core.layout import Layout
 from fedecho.core.types import Arrival, ClientUpdate, GlobalModel, Weights
 from fedecho.experiments.accounting import epsilon
-from fedecho.learning.privacy import Privacy, variances_of
+from fedecho.learning.privacy import Privacy
 
 SIZE, STATISTICS = 4000, 6
 MODEL = GlobalModel(3, Weights(torch.zeros(SIZE), torch.ones(STATISTICS)))
@@ -54,7 +54,7 @@ def test_the_noise_is_gaussian_of_the_promised_size_and_has_an_address() -> None
 
 def test_variances_stay_at_or_above_zero_and_means_need_not() -> None:
     layout = Layout.of(nn.BatchNorm1d(3))
-    variances = variances_of(layout, torch.device("cpu"))
+    variances = layout.variances()
     assert variances.tolist() == [False] * 3 + [True] * 3
     loud = Privacy(clip_norm=2.0, noise_multiplier=50.0)
     buffers = torch.stack([loud.sent(update(1.0), MODEL, seed, variances).buffers for seed in range(10)])

@@ -1,15 +1,18 @@
 """Attackers do what they say, and nobody else does."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from small_attack import UPDATE, dispatch
+from torch import nn
 
-from fedecho import load, simulate
+from fedecho import DigitsTask, DirichletPartitioner, Experiment, load, simulate
+from fedecho.core.types import Arrival, GlobalModel, Weights
 from fedecho.experiments.build import assembled
 from fedecho.experiments.clients import training_task
 from fedecho.experiments.defence import defended
+from fedecho.experiments.summary import Summary
 from fedecho.simulation.attacks import Attack
 
 SMALL = ["task.num_clients=10", "concurrency=5", "local.epochs=1"]
@@ -63,6 +66,91 @@ def test_the_same_bytes_for_serial_and_pool(extra: list[str]) -> None:
     runs = [simulate(one).summary, simulate(one, executor="pool", workers=2).summary]
     assert runs[0].model_sha256 == runs[1].model_sha256
     assert runs[0].arrivals_sha256 == runs[1].arrivals_sha256
+
+
+def test_poisoned_statistics_rise_and_leave_the_delta_alone() -> None:
+    update = replace(UPDATE, buffers=torch.tensor([1.0, 2.0]), correction=torch.tensor([1.0, 0.0, -1.0]))
+    model = GlobalModel(0, Weights(torch.zeros(3), torch.tensor([3.0, 0.0])))
+    sent = Attack(kind="statistics", scale=10.0).sent(replace(dispatch(), model=model), update)
+    assert torch.equal(sent.delta, UPDATE.delta)
+    assert sent.buffers.tolist() == [23.0, 20.0]
+    assert sent.correction is not None
+    assert sent.correction.tolist() == [10.0, 0.0, -10.0]
+
+
+def scored(experiment: Experiment) -> Summary:
+    return simulate(replace(experiment, eval_every=1)).summary
+
+
+ONE_OF_TWENTY = ["task.partition.alpha=0.3", "task.width=8", "local.epochs=1"]
+METHODS = ["fedavg", "fedasync", "fedbuff", "ca2fl", "fedac", "fadas", "fedecho"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("defence", [False, True])
+def test_one_client_with_poisoned_statistics_ruins_no_method(method: str, defence: bool) -> None:
+    """1e18 times as far, from the first report on; it costs what the loss of one client's data costs."""
+    clean = load("digits", algorithm=method, versions=120 if method == "fedasync" else 40, settings=ONE_OF_TWENTY)
+    attacked = replace(clean, attack=Attack(kind="statistics", share=0.05, scale=1e18))
+    clean, attacked = (defended(one) if defence else one for one in (clean, attacked))
+    calm, held = scored(clean), scored(attacked)
+    assert calm.rejected == 0, calm.reasons
+    assert held.reasons["statistics"] == held.rejected > 0
+    assert held.last10_accuracy > calm.last10_accuracy - 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlatDigits(DigitsTask):
+    """A user's own task, without BatchNorm."""
+
+    def network(self, seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+
+@pytest.mark.parametrize("scale", [1e6, 1e18])
+@pytest.mark.parametrize("defence", [False, True])
+def test_one_client_with_a_poisoned_control_variate_does_not_ruin_fedac(scale: float, defence: bool) -> None:
+    task = FlatDigits(num_clients=20, partition=DirichletPartitioner(alpha=0.3))
+    clean = replace(load("digits", algorithm="fedac", versions=60), task=task)
+    attacked = replace(clean, attack=Attack(kind="statistics", share=0.05, scale=scale))
+    clean, attacked = (defended(one) if defence else one for one in (clean, attacked))
+    calm, held = scored(clean), scored(attacked)
+    assert held.reasons["correction norm"] == held.rejected > 0
+    assert held.last10_accuracy > calm.last10_accuracy - 0.05
+
+
+def test_every_method_has_a_robust_rule_for_its_statistics_and_a_users_own_is_left_alone() -> None:
+    rules = {method: defended(load("digits", algorithm=method)).algorithm for method in METHODS}
+    assert {name: rules[name].combine for name in ("fedavg", "fedbuff", "fedac", "fadas")} == dict.fromkeys(
+        ("fedavg", "fedbuff", "fedac", "fadas"), "clipped"
+    )
+    assert {name: rules[name].statistics for name in ("ca2fl", "fedasync")} == {"ca2fl": "median", "fedasync": "median"}
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedasync", "fedbuff", "ca2fl", "fedac", "fadas"])
+def test_statistics_within_the_bounds_do_not_move_a_defended_model(method: str) -> None:
+    """What admission lets in, the median leaves out."""
+    model = GlobalModel(0, Weights(torch.zeros(3), torch.tensor([0.0, 1.0])), torch.zeros(3))
+    method_ = defended(load("digits", algorithm=method)).algorithm
+    state = method_.init(model)
+    for client, high in enumerate((1.0, 1.1, 50.0, 0.9, 1.0)):
+        update = replace(UPDATE, client=client, buffers=torch.tensor([0.1, high]), correction=torch.ones(3))
+        state = method_.receive(state, Arrival(update, model, model))
+    advance = method_.advance(state, model)
+    torch.testing.assert_close(advance.weights.buffers, torch.tensor([0.1, 1.0]))
+
+
+def test_a_control_variate_within_the_bounds_is_cut_in_a_defended_fedac() -> None:
+    """The mean of five norms would be 20.8, and of one step."""
+    model = GlobalModel(0, Weights(torch.zeros(3), torch.zeros(0)), torch.zeros(3))
+    method = replace(defended(load("digits", algorithm="fedac")).algorithm, num_clients=5)  # type: ignore[type-var]
+    state = method.init(model)
+    for client, factor in enumerate((1.0, 1.0, 100.0, 1.0, 1.0)):
+        update = replace(UPDATE, client=client, correction=torch.tensor([factor, 0.0, 0.0]))
+        state = method.receive(state, Arrival(update, model, model))
+    correction = method.advance(state, model).correction
+    torch.testing.assert_close(correction, torch.tensor([1.0, 0.0, 0.0]))
 
 
 def test_the_default_defence_sets_what_it_says() -> None:

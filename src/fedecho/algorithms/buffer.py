@@ -5,15 +5,17 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from fedecho.algorithms.robust import StepRule, combined
+from fedecho.algorithms.robust import StatisticsRule, StepRule, combined
 from fedecho.core.types import GlobalModel, Weights
+from fedecho.distill.robust import middle
 
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
     """S and the buffers' sum over the m updates so far. Owned: changed in place.
 
-    A rule other than the mean needs the updates themselves: then they are kept instead, in ``deltas`` and ``statistics``.
+    A rule other than the mean needs the updates themselves: then they are kept instead, in ``deltas`` and ``statistics``; or the
+    statistics alone, where only these have a rule.
     ``examples`` is the sum of the n_i of updates that count by their examples, and 0 where all count alike.
     """
 
@@ -28,11 +30,20 @@ class Buffer:
     def empty(cls, model: GlobalModel) -> "Buffer":
         return cls(torch.zeros_like(model.weights.params), torch.zeros_like(model.weights.buffers))
 
-    def add(self, delta: Tensor, buffers: Tensor, weight: float = 1.0, examples: float = 0.0) -> "Buffer":
+    def add(
+        self,
+        delta: Tensor,
+        buffers: Tensor,
+        weight: float = 1.0,
+        examples: float = 0.0,
+        statistics: StatisticsRule = "mean",
+    ) -> "Buffer":
         """S += w Delta, or w n Delta with the client's n ``examples``. Statistics count by n alone: they are averaged by value."""
         count = examples or 1.0
         self.delta_sum.add_(delta, alpha=weight * count)
         self.buffers_sum.add_(buffers, alpha=count)
+        if statistics == "median":
+            self.statistics.append(buffers.clone())
         # By hand: dataclasses.replace takes as long as both additions of a small model.
         return Buffer(self.delta_sum, self.buffers_sum, self.size + 1, self.deltas, self.statistics, self.examples + examples)
 
@@ -57,6 +68,9 @@ class Buffer:
         return self.examples or self.size
 
     def mean_buffers(self) -> Tensor:
+        """The mean statistics, or their median where they were kept for it."""
+        if self.statistics:
+            return middle(torch.stack(self.statistics))
         return self.buffers_sum / self.total
 
     def mean_step(self, model: GlobalModel, server_lr: float) -> Weights:
@@ -66,4 +80,5 @@ class Buffer:
     def cleared(self) -> "Buffer":
         self.delta_sum.zero_()
         self.buffers_sum.zero_()
+        self.statistics.clear()
         return replace(self, size=0, examples=0.0)

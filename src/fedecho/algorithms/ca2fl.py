@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fedecho.algorithms.buffer import Buffer
+from fedecho.algorithms.robust import StatisticsRule
 from fedecho.core.memory import ClientMemory, Place, check_place
 from fedecho.core.ranges import InFlight, NumClients, Rate, check_ranges
 from fedecho.core.types import Advance, Arrival, GlobalModel, Weights
@@ -26,6 +27,7 @@ class CA2FL:
     """v = h + D / M with D = sum of Delta_i - h_i, and h from before this buffer. Clients never heard count as 0.
 
     ``memory`` says where the N cached updates live: beside the model, in main memory or in a mapped file in ``memory_dir``.
+    ``statistics = "median"`` makes BatchNorm's statistics robust against a few bad clients.
     """
 
     buffer_size: InFlight
@@ -33,6 +35,7 @@ class CA2FL:
     server_lr: Rate = 1.0
     memory: Place = "cpu"
     memory_dir: str | None = None
+    statistics: StatisticsRule = "mean"
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -45,7 +48,7 @@ class CA2FL:
 
     def receive(self, state: Cache, arrival: Arrival) -> Cache:
         update = arrival.update
-        buffer = state.buffer.add(update.delta, update.buffers)
+        buffer = state.buffer.add(update.delta, update.buffers, statistics=self.statistics)
         if update.client in state.cached_delta:
             buffer.delta_sum.sub_(state.cached_delta[update.client])
         state.cached_delta[update.client] = update.delta

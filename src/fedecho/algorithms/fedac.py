@@ -1,7 +1,7 @@
 """FedAC. Zang et al., Efficient Asynchronous Federated Learning with Prospective Momentum Aggregation and
 Fine-Grained Correction, AAAI 2024; after the public implementation, with three repairs named in docs/algorithms.md."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from fedecho.algorithms.buffer import Buffer
+from fedecho.algorithms.robust import clipped_mean
 from fedecho.core.algorithm import Demands
 from fedecho.core.ranges import Decay, Epsilon, InFlight, NumClients, Rate, check_ranges, positive
 from fedecho.core.types import Advance, Arrival, GlobalModel, Weights
@@ -16,7 +17,10 @@ from fedecho.core.types import Advance, Arrival, GlobalModel, Weights
 
 @dataclass(frozen=True, slots=True)
 class Prospect:
-    """The buffer with deltas weighted by r_i, the sums of r_i and of what moves c, the two moments, and c. Owned."""
+    """The buffer with deltas weighted by r_i, the sums of r_i and of what moves c, the two moments, and c. Owned.
+
+    Where they are clipped, what moves c is kept in ``corrections`` instead of its sum.
+    """
 
     buffer: Buffer
     weight_sum: float
@@ -24,6 +28,7 @@ class Prospect:
     first: Tensor
     second: Tensor
     correction: Tensor
+    corrections: list[Tensor] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +40,8 @@ class FedAC:
     ``control_variates = False`` leaves the clients' steps uncorrected (docs/algorithms.md says when that is better).
     ``weighted_correction = False`` moves c by sum dc_i / N, so that it stays the mean of all c_i; weighted by r_i too, as in
     the public implementation, it drifts away from that mean for good.
+    ``combine = "clipped"`` cuts each r_i Delta_i and each dc_i to the buffer's median norm and takes the median of the statistics:
+    a few bad clients cannot turn either.
     """
 
     buffer_size: InFlight
@@ -47,6 +54,7 @@ class FedAC:
     control_variates: bool = True
     weighted_correction: bool = True
     correction: Literal["step", "once"] = "step"
+    combine: Literal["mean", "clipped"] = "mean"
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -64,34 +72,43 @@ class FedAC:
         if self.control_variates:
             if update.correction is None:
                 raise ValueError(f"client {update.client} sent no correction; FedAC's clients must train with control variates")
-            state.correction_sum.add_(update.correction, alpha=weight if self.weighted_correction else 1.0)
-        buffer = state.buffer.add(update.delta, update.buffers, weight)
+            share = weight if self.weighted_correction else 1.0
+            if self.combine == "mean":
+                state.correction_sum.add_(update.correction, alpha=share)
+            else:
+                state.corrections.append(update.correction * share)
+        buffer = state.buffer.keep(update.delta, update.buffers, weight, self.combine)
         return replace(state, buffer=buffer, weight_sum=state.weight_sum + weight)
 
     def ready(self, state: Prospect) -> bool:
         return state.buffer.size >= self.buffer_size
 
     def advance(self, state: Prospect, model: GlobalModel) -> Advance[Prospect]:
-        mean = state.buffer.delta_sum / state.weight_sum
+        full = state.buffer.combine(self.combine)
+        mean = full.delta_sum / state.weight_sum
         first = state.first.mul_(self.beta1).add_(mean, alpha=1 - self.beta1)
         second = state.second.mul_(self.beta2).addcmul_(mean, mean, value=1 - self.beta2)
         ahead = self.beta1 * first + (1 - self.beta1) * mean
         params = model.weights.params.addcdiv(ahead, second.sqrt().add_(self.eps), value=self.server_lr)
+        if state.corrections:
+            state.correction_sum.copy_(clipped_mean(torch.stack(state.corrections))).mul_(len(state.corrections))
         share, weight_sum = (state.buffer.size, state.weight_sum) if self.weighted_correction else (1, 1.0)
         correction = state.correction.add(state.correction_sum, alpha=share / self.num_clients / weight_sum)
-        weights = Weights(params, state.buffer.mean_buffers())
+        weights = Weights(params, full.mean_buffers())
         fresh = replace(
             state,
-            buffer=state.buffer.cleared(),
+            buffer=full.cleared(),
             weight_sum=0.0,
             correction_sum=state.correction_sum.zero_(),
             correction=correction,
+            corrections=[],
         )
         return Advance(fresh, weights, correction.clone() if self.control_variates else None)
 
     def without_corrections(self, state: Prospect) -> Prospect:
         """c = 0 and nothing on its way into c: the state for clients that have lost their c_i."""
-        return replace(state, correction_sum=state.correction_sum.zero_(), correction=torch.zeros_like(state.correction))
+        zeros = torch.zeros_like(state.correction)
+        return replace(state, correction_sum=state.correction_sum.zero_(), correction=zeros, corrections=[])
 
     def _agreement(self, arrival: Arrival) -> float:
         if arrival.staleness == 0:

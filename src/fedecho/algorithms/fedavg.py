@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from fedecho.algorithms.buffer import Buffer
+from fedecho.algorithms.robust import StepRule, check_rule
 from fedecho.core.algorithm import Demands
 from fedecho.core.ranges import InFlight, Rate, check_ranges
 from fedecho.core.types import Advance, Arrival, GlobalModel
@@ -10,14 +11,19 @@ from fedecho.core.types import Advance, Arrival, GlobalModel
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvg:
-    """M clients from x_t, all awaited; x += eta mean(Delta). ``weighted``: the mean by the clients' numbers of examples."""
+    """M clients from x_t, all awaited; x += eta mean(Delta). ``weighted``: the mean by the clients' numbers of examples.
+
+    ``combine`` other than the mean is robust against a few bad clients (algorithms/robust.py).
+    """
 
     buffer_size: InFlight
     server_lr: Rate = 1.0
+    combine: StepRule = "mean"
     weighted: bool = False
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        check_rule(self.combine, self.weighted)
 
     @property
     def demands(self) -> Demands:
@@ -28,11 +34,13 @@ class FedAvg:
 
     def receive(self, state: Buffer, arrival: Arrival) -> Buffer:
         update = arrival.update
-        return state.add(update.delta, update.buffers, examples=update.num_examples if self.weighted else 0.0)
+        examples = update.num_examples if self.weighted else 0.0
+        return state.keep(update.delta, update.buffers, 1.0, self.combine, examples)
 
     def ready(self, state: Buffer) -> bool:
         return state.size >= self.buffer_size
 
     def advance(self, state: Buffer, model: GlobalModel) -> Advance[Buffer]:
-        weights = state.mean_step(model, self.server_lr)
-        return Advance(state.cleared(), weights)
+        full = state.combine(self.combine)
+        weights = full.mean_step(model, self.server_lr)
+        return Advance(full.cleared(), weights)

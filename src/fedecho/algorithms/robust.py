@@ -8,6 +8,8 @@ from torch import Tensor
 from fedecho.distill.robust import middle, trimmed_mean
 
 StepRule = Literal["mean", "clipped", "median", "trimmed", "krum"]
+StatisticsRule = Literal["mean", "median"]
+"""For methods whose step has no rule but the mean."""
 
 
 def check_rule(rule: StepRule, weighted: bool) -> None:

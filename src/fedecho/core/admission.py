@@ -26,13 +26,29 @@ class Fault(NamedTuple):
     text: str
 
 
+class Norms(NamedTuple):
+    """How far an update goes: the L2 norms of its delta, of its statistics' move from the base's, and of its correction."""
+
+    delta: float
+    statistics: float = 0.0
+    correction: float = 0.0
+
+    @classmethod
+    def of(cls, update: ClientUpdate, base: GlobalModel) -> "Norms":
+        """Not finite where any entry is not: one pass answers both questions."""
+        moved = update.buffers - base.weights.buffers
+        return cls(norm_of(update.delta), norm_of(moved), 0.0 if update.correction is None else norm_of(update.correction))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
     """The bounds on an update, and what becomes of a client that keeps breaking them. The defaults refuse no honest client.
 
-    ``max_norm`` bounds the L2 norm of a delta; ``max_norm_ratio`` bounds it by a multiple of the running median of the last
-    ``norm_window`` accepted norms, once a tenth of the window is filled; None is no bound. A client refused ``max_strikes`` times
-    in a row gets no work for ``set_aside_versions`` versions; 0 strikes sets nobody aside.
+    ``max_norm`` bounds the L2 norms of a delta, of the statistics' move away from the base version's and of a control variate's
+    move. ``max_norm_ratio`` bounds a delta by a multiple of the running median of the last ``norm_window`` accepted norms, once a
+    tenth of the window is filled. Before that, and for the other two always, it bounds each by a multiple of what is usual among
+    the other clients and for the model (core/gate.py). None is no bound. A client refused ``max_strikes`` times in a row gets no
+    work for ``set_aside_versions`` versions; 0 strikes sets nobody aside.
     """
 
     max_norm: Annotated[float, positive(most=MOST_NORM)] | None = None
@@ -48,11 +64,17 @@ class Admission:
     def __post_init__(self) -> None:
         check_ranges(self, "admission.")
 
-    def fault(self, update: ClientUpdate, norm: float, median: float | None, wants_correction: bool) -> Fault | None:
-        """Why the update is refused, or None. ``norm`` is that of its delta, ``median`` the usual one if it is known."""
+    def fault(
+        self, update: ClientUpdate, norms: Norms, usual: Norms | None, variances: Tensor | None, wants_correction: bool
+    ) -> Fault | None:
+        """Why the update is refused, or None.
+
+        ``usual`` is what its norms are compared with, if with anything; ``variances`` says which of the statistics are.
+        """
         return (
-            self._norm_fault(norm, median)
-            or _values_fault(update, wants_correction)
+            self._delta_fault(norms.delta, usual)
+            or self._statistics_fault(update, norms.statistics, usual, variances)
+            or self._correction_fault(update, norms.correction, usual, wants_correction)
             or self._range_fault(update)
             or self._metrics_fault(update)
         )
@@ -63,14 +85,32 @@ class Admission:
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         return Fault("too large", f"update has {size} bytes, more than {self.max_bytes}") if size > self.max_bytes else None
 
-    def _norm_fault(self, norm: float, median: float | None) -> Fault | None:
+    def _delta_fault(self, norm: float, usual: Norms | None) -> Fault | None:
         if not isfinite(norm):
             return Fault(NOT_FINITE, "delta is not finite")
+        return self._above(norm, None if usual is None else usual.delta, "norm", "delta's norm")
+
+    def _statistics_fault(
+        self, update: ClientUpdate, moved: float, usual: Norms | None, variances: Tensor | None
+    ) -> Fault | None:
+        if not isfinite(moved):
+            return _overflow(update.buffers, "buffers are not finite", "statistics")
+        if variances is not None and len(variances) and (least := update.buffers.where(variances, 0.0).min().item()) < 0:
+            return Fault("variance", f"a variance is {least:.4g}, below 0")
+        return self._above(moved, None if usual is None else usual.statistics, "statistics", "statistics' move")
+
+    def _correction_fault(self, update: ClientUpdate, norm: float, usual: Norms | None, wants_correction: bool) -> Fault | None:
+        if update.correction is None:
+            return Fault("correction", "correction is missing") if wants_correction else None
+        if not isfinite(norm):
+            return _overflow(update.correction, "correction is not finite", "correction norm")
+        return self._above(norm, None if usual is None else usual.correction, "correction norm", "correction's norm")
+
+    def _above(self, norm: float, usual: float | None, code: str, what: str) -> Fault | None:
         if self.max_norm is not None and norm > self.max_norm:
-            return Fault("norm", f"delta's norm {norm:.4g} is above the bound {self.max_norm:.4g}")
-        if self.max_norm_ratio is not None and median is not None and norm > self.max_norm_ratio * median:
-            bound = f"{self.max_norm_ratio:.4g} times the median {median:.4g}"
-            return Fault("norm", f"delta's norm {norm:.4g} is above {bound}")
+            return Fault(code, f"{what} {norm:.4g} is above the bound {self.max_norm:.4g}")
+        if self.max_norm_ratio is not None and usual is not None and norm > self.max_norm_ratio * usual:
+            return Fault(code, f"{what} {norm:.4g} is above {self.max_norm_ratio:.4g} times the usual norm {usual:.4g}")
         return None
 
     def _range_fault(self, update: ClientUpdate) -> Fault | None:
@@ -92,14 +132,9 @@ class Admission:
         return None
 
 
-def _values_fault(update: ClientUpdate, wants_correction: bool) -> Fault | None:
-    if not _finite(update.buffers):
-        return Fault(NOT_FINITE, "buffers are not finite")
-    if wants_correction and update.correction is None:
-        return Fault("correction", "correction is missing")
-    if update.correction is not None and not _finite(update.correction):
-        return Fault(NOT_FINITE, "correction is not finite")
-    return None
+def _overflow(tensor: Tensor, text: str, code: str) -> Fault:
+    """Of a norm that is not finite, though perhaps every entry is: 1e30 squared is not a float32."""
+    return Fault(code, f"{code} is beyond float32") if tensor.isfinite().all() else Fault(NOT_FINITE, text)
 
 
 def said(value: object) -> str:
@@ -141,11 +176,7 @@ def misfit(update: ClientUpdate, base: GlobalModel) -> Fault | None:
     return None
 
 
-def norm_of(delta: Tensor) -> float:
-    """Not finite if any entry is not: one pass answers both questions."""
-    norm: float = torch.linalg.vector_norm(delta).item()
+def norm_of(tensor: Tensor) -> float:
+    """Not finite if any entry is not."""
+    norm: float = torch.linalg.vector_norm(tensor).item()
     return norm
-
-
-def _finite(tensor: Tensor) -> bool:
-    return isfinite(norm_of(tensor))

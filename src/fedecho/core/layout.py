@@ -99,6 +99,13 @@ class Layout:
     def num_buffers(self) -> int:
         return sum(part.size for part in self.buffers)
 
+    def variances(self, device: torch.device | str = "cpu") -> Tensor:
+        """Which of the buffers are variances, by the name that torch's norms give them: these are never below zero."""
+        mask = torch.zeros(self.num_buffers, dtype=torch.bool, device=device)
+        for part in self.buffers:
+            part.view(mask).fill_(part.name.endswith("running_var"))
+        return mask
+
     def pack(self, module: nn.Module) -> Weights:
         """The module's weights as fresh vectors."""
         tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}

@@ -3,11 +3,13 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
+from torch import Tensor
 
-from fedecho.core.admission import Admission, Fault, misfit, mistyped, norm_of, said
+from fedecho.core.admission import Admission, Fault, Norms, misfit, mistyped, said
 from fedecho.core.algorithm import Algorithm, call_advance, call_init, call_ready, call_receive, check_algorithm, demands
 from fedecho.core.gate import Gate
 from fedecho.core.idle import Idle
@@ -32,6 +34,7 @@ S = TypeVar("S")
 MOST_REASON = 300
 """Characters: texts may be a client's, who must not fill the server's record."""
 MOST_CODE = 60
+NONE = Norms(0.0)
 
 
 class Open(NamedTuple):
@@ -68,6 +71,7 @@ class Server(Generic[S]):
     """Algorithm 1 around any algorithm: admit, receive, refill, advance.
 
     ``refill`` and ``advance`` are apart so that a transport can start the new clients, who hold x_t, while x_{t+1} is made.
+    ``variances`` says which of the buffers are variances (``Layout.variances``): a client's must not be below zero.
     """
 
     def __init__(
@@ -79,6 +83,7 @@ class Server(Generic[S]):
         concurrency: int,
         seed: int,
         admission: Admission | None = None,
+        variances: Tensor | None = None,
     ) -> None:
         if not 1 <= concurrency <= num_clients:
             raise ValueError(f"concurrency must be between 1 and num_clients = {num_clients}, got {concurrency}")
@@ -88,7 +93,8 @@ class Server(Generic[S]):
         self.concurrency = concurrency
         self.seed = seed
         self.admission = admission or Admission()
-        self.gate = Gate(self.admission)
+        self.gate = Gate(self.admission, self.num_clients)
+        self.variances = variances
         self.demands = demands(algorithm)
         self.state = call_init(algorithm, model)
         self.versions = Versions(model)
@@ -170,33 +176,37 @@ class Server(Generic[S]):
         base = self._close(update.client, work)
         staleness = self.model.version - base.version
         try:
-            fault, norm = self._fault(update, base)
+            fault, norms = self._fault(update, base)
         except Exception as error:  # an update is untrusted: whatever goes wrong in looking at it is its own fault
-            fault, norm = Fault(UNREADABLE, f"update cannot be looked at: {type(error).__name__}"), 0.0
+            fault, norms = Fault(UNREADABLE, f"update cannot be looked at: {type(error).__name__}"), NONE
         if fault is not None:
             return self._refuse(update.client, work, staleness, fault)
-        self.gate.accepted(update.client, norm)
+        self.gate.accepted(update.client, norms)
         if self.demands.synchronous:
             self.reported.append(update.client)
         else:
             self.idle.add(update.client)
         self.state = call_receive(self.algorithm, self.state, Arrival(update, base, self.model))
-        known = (work.number, work.base_version, staleness, norm)
+        known = (work.number, work.base_version, staleness, norms.delta)
         return Receipt("accepted", update.client, "", "", *known, update.metrics)
 
-    def _fault(self, update: ClientUpdate, base: GlobalModel) -> tuple[Fault | None, float]:
-        """What is wrong with an update to a job from ``base``, if anything, and its norm."""
+    def _fault(self, update: ClientUpdate, base: GlobalModel) -> tuple[Fault | None, Norms]:
+        """What is wrong with an update to a job from ``base``, if anything, and how far it goes."""
         wrong = mistyped(update)
         if wrong is not None:
-            return wrong, 0.0
+            return wrong, NONE
         if update.base_version != base.version:
             text = f"update is based on version {said(update.base_version)}, not {base.version}"
-            return Fault("wrong base", text), 0.0
+            return Fault("wrong base", text), NONE
         fault = self.admission.too_large(update) or misfit(update, base)
         if fault is not None:
-            return fault, 0.0
-        norm = norm_of(update.delta)
-        return self.admission.fault(update, norm, self.gate.median(), self.demands.control_variates), norm
+            return fault, NONE
+        norms = Norms.of(update, base)
+        if not all(map(isfinite, norms)):
+            return self.admission.fault(update, norms, None, None, self.demands.control_variates), norms
+        usual = self.gate.usual(update.client, norms, base)
+        self.gate.hear(update.client, norms)
+        return self.admission.fault(update, norms, usual, self.variances, self.demands.control_variates), norms
 
     def _refuse(self, client: int, work: Open, staleness: int, fault: Fault, status: str = "rejected") -> Receipt:
         text = fault.text
@@ -290,7 +300,7 @@ class Server(Generic[S]):
         self.num_dispatched = tree["num_dispatched"]
         self.counts = Counter(tree["counts"])
         self.reasons = Counter(tree["reasons"])
-        self.gate = Gate(self.admission).from_tree(tree["gate"])
+        self.gate = Gate(self.admission, self.num_clients).from_tree(tree["gate"])
 
 
 def one_line(text: str, most: int = MOST_REASON) -> str:

@@ -25,7 +25,6 @@ from fedecho.experiments.crews import crew_of, settled
 from fedecho.experiments.execution import Execution
 from fedecho.experiments.experiment import Experiment
 from fedecho.learning.local import LocalTraining
-from fedecho.learning.privacy import variances_of
 from fedecho.learning.trainer import Trainer
 from fedecho.simulation.attacks import FloodedRuntimes
 from fedecho.simulation.executors.executor import Executor
@@ -170,8 +169,8 @@ def server_of(experiment: Experiment, network: BoundNetwork, student: Student | 
     algorithm: Any = experiment.algorithm
     if student is not None:
         algorithm = algorithm.attached(student)
+    variances = network.layout.variances(network.weights.params.device)
     if experiment.privacy.on and experiment.privacy.where == "server":
-        variances = variances_of(network.layout, network.weights.params.device)
         algorithm = Noised(inner=algorithm, privacy=experiment.privacy, seed=experiment.seed, variances=variances)
     return Server(
         algorithm=algorithm,
@@ -180,6 +179,7 @@ def server_of(experiment: Experiment, network: BoundNetwork, student: Student | 
         concurrency=experiment.concurrency,
         seed=experiment.seed,
         admission=experiment.admission,
+        variances=variances,
     )
 
 

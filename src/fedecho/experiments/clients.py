@@ -8,7 +8,6 @@ from fedecho.core.layout import Layout
 from fedecho.core.task import Task
 from fedecho.core.types import ClientUpdate, Dispatch
 from fedecho.experiments.experiment import Experiment
-from fedecho.learning.privacy import variances_of
 from fedecho.simulation.attacks import PoisonedTask
 from fedecho.simulation.transport import Sent
 
@@ -33,7 +32,7 @@ def training_task(experiment: Experiment) -> Task:
 def sent_by(experiment: Experiment, layout: Layout, device: torch.device) -> Sent:
     """Privacy first, as every client has it; then what attackers do to their updates."""
     privacy, attack, attackers = experiment.privacy, experiment.attack, attackers_of(experiment)
-    variances = variances_of(layout, device)
+    variances = layout.variances(device)
 
     def sent(dispatch: Dispatch, update: ClientUpdate) -> ClientUpdate:
         if privacy.on and privacy.where == "client":

@@ -7,6 +7,7 @@ from typing import Any
 from fedecho.core.breaks import Stopped, watched
 from fedecho.experiments.build import Simulation
 from fedecho.experiments.config import ConfigError
+from fedecho.experiments.standstill import check_scores
 
 
 @dataclass
@@ -26,7 +27,7 @@ class Judge:
         return version % experiment.eval_every == 0 or version == experiment.num_versions
 
     def scores(self) -> dict[str, float] | None:
-        """Of the current model; None if somebody asked to stop meanwhile."""
+        """Of the current model; None if somebody asked to stop meanwhile. A loss that is not a number ends the run."""
         self.broken_off = True
         try:
             with watched(self._at):
@@ -36,6 +37,7 @@ class Judge:
         self.broken_off = False
         if "accuracy" not in scores:
             raise ConfigError(f"the task's evaluate() must give an accuracy; it gave {', '.join(scores) or 'nothing'}")
+        check_scores(self.simulation.server.model.version, scores)
         return scores
 
     def made_up(self, version: int, now: float, scores: dict[str, float] | None) -> None:

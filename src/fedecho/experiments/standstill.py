@@ -1,7 +1,10 @@
-"""Ends a run that gets nowhere: nearly every update refused, most not finite, nobody reporting, or everybody failing."""
+"""Ends a run that gets nowhere: nearly every update refused, most not finite, nobody reporting, everybody failing, or a
+model without a score."""
 
 from collections import Counter
-from collections.abc import Set
+from collections.abc import Mapping, Set
+from math import isnan
+from typing import Any
 
 from fedecho.core.admission import NOT_FINITE
 from fedecho.core.server import Receipt
@@ -24,7 +27,17 @@ MOST_FAILED = 100
 
 
 class DivergedError(ConfigError):
-    """More than nine in ten updates are refused, or more than two in three are not finite, and it does not end."""
+    """More than nine in ten updates are refused, more than two in three are not finite, or the model's loss is not a number."""
+
+
+def check_scores(version: int, scores: Mapping[str, Any]) -> None:
+    """A model whose loss or accuracy is NaN has diverged, though its weights may all be finite. Other scores may be undefined."""
+    for name, value in scores.items():
+        if name.endswith(("loss", "accuracy")) and isinstance(value, float) and isnan(value):
+            raise DivergedError(
+                f"training has diverged: the evaluation of version {version} gave {name} = nan; "
+                "lower local.client_lr or algorithm.server_lr"
+            )
 
 
 class Standstill:

@@ -6,7 +6,7 @@ from typing import Any
 from fedecho.core.drive import Moment, drive
 from fedecho.core.server import Server
 from fedecho.core.types import GlobalModel, Joined, Left
-from fedecho.experiments.standstill import Failures
+from fedecho.experiments.standstill import Failures, check_scores
 from fedecho.experiments.summary import Summary
 from fedecho.flower.journal import Journal
 from fedecho.flower.run_log import RunLog
@@ -38,6 +38,7 @@ def federate(
         scores = None
         if moment.step is not None and (moment.step.model.version % eval_every == 0 or server.model.version == num_versions):
             scores = evaluate(moment.step.model)
+            check_scores(moment.step.model.version, scores or {})
         journal.moment(moment, scores)
         watch(moment)
         log.see(moment, scores)

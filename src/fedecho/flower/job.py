@@ -16,7 +16,7 @@ from fedecho.experiments.experiment import Experiment
 from fedecho.flower.codec import Codec
 from fedecho.flower.keys import CONTROL
 from fedecho.flower.run_config import Settings
-from fedecho.learning.privacy import Privacy, variances_of
+from fedecho.learning.privacy import Privacy
 from fedecho.learning.trainer import Trainer
 
 
@@ -60,7 +60,7 @@ def work(
 def _private(update: ClientUpdate, dispatch: Dispatch, codec: Codec, privacy: Privacy) -> RecordDict:
     """Clipped and noised on the node. The noise is the client's secret: a seed that the server knows would undo it."""
     base = dispatch.model.weights
-    sent = privacy.sent(update, dispatch.model, randbits(62), variances_of(codec.layout, base.params.device))
+    sent = privacy.sent(update, dispatch.model, randbits(62), codec.layout.variances(base.params.device))
     return codec.answer(sent, Weights(base.params + sent.delta, sent.buffers))
 
 

@@ -195,6 +195,7 @@ class AsyncStrategy:
             concurrency=self._concurrency,
             seed=self.seed,
             admission=self.admission,
+            variances=model.layout.variances(),
         )
 
 

@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from fedecho.core.layout import Layout
 from fedecho.core.ranges import Factor, check_ranges, positive, share
 from fedecho.core.rng import torch_rng
 from fedecho.core.types import ClientUpdate, GlobalModel
@@ -46,11 +45,3 @@ class Privacy:
         buffers = base.weights.buffers + moved
         buffers = torch.where(variances, buffers.clamp_min(0.0), buffers)  # after the noise, so it costs no privacy
         return replace(update, delta=delta.clone(), buffers=buffers, num_examples=1, num_steps=1, metrics={})
-
-
-def variances_of(layout: Layout, device: torch.device) -> Tensor:
-    """Which of the statistics are variances."""
-    mask = torch.zeros(layout.num_buffers, dtype=torch.bool, device=device)
-    for part in layout.buffers:
-        part.view(mask).fill_(part.name.endswith("running_var"))
-    return mask

@@ -15,7 +15,7 @@ from fedecho.core.task import Task
 from fedecho.core.types import ClientUpdate, Dispatch
 from fedecho.simulation.runtimes import ClientRuntimes
 
-Kind = Literal["none", "label_flip", "sign_flip", "scaled", "noise", "logit_backdoor", "flood"]
+Kind = Literal["none", "label_flip", "sign_flip", "scaled", "noise", "logit_backdoor", "flood", "statistics"]
 FLOOD = 50.0
 """A flooding client reports so many times as often."""
 
@@ -26,7 +26,8 @@ class Attack:
 
     ``label_flip`` trains on C - 1 - y. ``sign_flip`` sends -scale Delta, ``scaled`` scale Delta, ``noise`` a random vector of scale
     times Delta's norm. ``logit_backdoor`` trains on the label ``target`` alone and sends scale times that, so that its logits on
-    the whole of U shout it. ``flood`` flips labels and answers 50 times as fast.
+    the whole of U shout it. ``flood`` flips labels and answers 50 times as fast. ``statistics`` sends an honest
+    Delta, BatchNorm statistics that rose scale times as far as they moved, and FedAC's correction times scale.
     """
 
     kind: Kind = "none"
@@ -55,6 +56,11 @@ class Attack:
             return replace(update, delta=update.delta * self.scale)
         if self.kind == "noise":
             return replace(update, delta=self._noise(update.delta, dispatch.seed))
+        if self.kind == "statistics":
+            base = dispatch.model.weights.buffers
+            raised = base + self.scale * (update.buffers - base).abs()  # up, for no variance is below zero
+            correction = None if update.correction is None else update.correction * self.scale
+            return replace(update, buffers=raised, correction=correction)
         return update
 
     def _noise(self, delta: Tensor, seed: int) -> Tensor:

@@ -98,7 +98,7 @@ class VirtualTransport:
         del self.open[event.client]
         if event.kind == "drop":
             return Lost(event.client, DROPPED, DROPPED)
-        return self._remember(self._sent(dispatch, self.executor.result(dispatch.number)))
+        return self._sent(dispatch, self._remember(self.executor.result(dispatch.number)))
 
     def _spell(self, event: Event) -> float:
         return self.faults.spell(self.seed, event.client, event.number + 1)
