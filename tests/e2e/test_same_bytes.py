@@ -7,9 +7,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from tests.simulation.hand_pool import shared_memory
 
 from fedecho import ALGORITHMS, load, simulate
 from fedecho.experiments.record import read_record
@@ -51,6 +54,39 @@ def test_pool_gives_the_bytes_of_serial(reference: Path, workers: str, tmp_path:
     assert done.returncode == 0, done.stderr
     assert digests(tmp_path / "run") == digests(reference)
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == (reference / "model.safetensors").read_bytes()
+
+
+def memory_of_group(leader: int) -> list[set[str]]:
+    """What each process of a group maps of the pool's shared memory."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has just ended
+            if os.getpgid(int(process.name)) == leader:
+                found.append(shared_memory(process.name))
+    return [memory for memory in found if memory]
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="looks at the memory of processes in /proc")
+@pytest.mark.parametrize("kill", [os.killpg, os.kill], ids=["its process group", "its parent alone"])
+def test_a_killed_pool_leaves_no_shared_memory_and_its_run_resumes_to_the_same_bytes(
+    kill: Callable[[int, int], None], reference: Path, tmp_path: Path
+) -> None:
+    folder, two = tmp_path / "run", ["--executor", "pool", "--workers", "2"]
+    words = ["run", "digits", *SETTINGS, *two, "--checkpoint-every", "0", "--out", str(folder)]
+    pool = subprocess.Popen(command(*words), stderr=subprocess.PIPE, text=True, start_new_session=True)
+    while len(memory_of_group(pool.pid)) < 3 or not list(folder.glob("checkpoint-*")):  # none of it has a name
+        assert pool.poll() is None
+        time.sleep(0.01)
+    kill(pool.pid, signal.SIGKILL)
+    _, said = pool.communicate(timeout=60)  # until the last process has closed it
+    assert pool.returncode == -signal.SIGKILL
+    assert memory_of_group(pool.pid) == []
+    assert "leaked" not in said
+    assert "Traceback" not in said
+    done = fedecho("resume", str(folder), *two)
+    assert done.returncode == 0, done.stderr
+    assert digests(folder) == digests(reference)
+    assert without_real_time(folder) == without_real_time(reference)
 
 
 def kill_when(process: subprocess.Popen[bytes], record: Path, size: int) -> bool:

@@ -6,12 +6,15 @@ from typing import Any
 
 import pytest
 from tests.report.hand_made import SUMMARY, lines, write
+from typer.testing import CliRunner
 
+from fedecho.cli import app
 from fedecho.core.drive import Moment
 from fedecho.core.server import Receipt
 from fedecho.experiments.record import Record, read_header, read_record
 from fedecho.experiments.summary import Summary
 from fedecho.report.book import report_of
+from fedecho.report.live import LiveReport
 
 ODD_HEADERS = {
     "software": (None, "software must be a table, got None"),
@@ -32,8 +35,84 @@ ODD_LINES = [
     ({"event": "arrival", "time": 1, "client": 0, "status": None}, "status must be a text, got None"),
     ({"event": "arrival", "time": 1, "client": 0, "status": "lost", "dispatch": 0}, "base is missing"),
     ({"event": "dispatch", "time": 1e999, "client": 0, "dispatch": 0, "base": 0}, "time must be a finite number"),
+    (
+        {"event": "dispatch", "time": 1, "client": 10**8, "dispatch": 0, "base": 0},
+        "client must be a whole number of at least 0 and below",
+    ),
+    ({"event": "evaluation", "version": 1, "time": 1, "f1": json.loads("[" * 200 + "]" * 200)}, "f1 must be nested at most"),
     ({"event": "dispatch", "time": 1, "client": 2**64, "dispatch": 0, "base": 0}, "client must be a whole number of at least"),
 ]
+NESTED: Any = 1
+for _ in range(500):
+    NESTED = {"a": NESTED}
+ABSURD_HEADERS = [
+    ({"config": {"name": []}}, "config.name must be a text, got []"),
+    ({"config": None, "parts": {"name": {}}}, "parts.name must be a text, got {}"),
+    ({"clients": {"num_clients": 2**62}}, "clients.num_clients must be a whole number of at least 0, at most 100,000,000, got"),
+    (
+        {"clients": {"labels": [{"99999999999": 1}]}},
+        "clients.labels.0.99999999999 must be a whole number below 100,000 as text",
+    ),
+    ({"config": {"algorithm": NESTED}}, "config must be nested at most 100 deep"),
+    ({"config": None, "parts": {"algorithm": NESTED}}, "parts must be nested at most 100 deep"),
+    ({"notes": {"a": [NESTED]}}, "notes must be nested at most 100 deep"),
+]
+
+
+@pytest.mark.parametrize(("fields", "said"), ABSURD_HEADERS)
+def test_a_header_of_absurd_size_or_depth_is_named(tmp_path: Path, fields: dict[str, Any], said: str) -> None:
+    told = lines()
+    folder = write(tmp_path / "run", [told[0] | fields, *told[1:]])
+    with pytest.raises(ValueError, match=r"run\.jsonl, line 1: ") as caught:
+        report_of([folder])
+    assert said in str(caught.value)
+
+
+def test_a_job_of_a_client_that_the_run_does_not_have_is_named(tmp_path: Path) -> None:
+    for event in ("dispatch", "arrival"):
+        told = lines()
+        next(line for line in told if line["event"] == event)["client"] = 3
+        with pytest.raises(ValueError, match=r"run\.jsonl has a job of client 3 in a run of 3 clients"):
+            report_of([write(tmp_path / event, told)])
+        told[0]["clients"] = {}
+        assert report_of([write(tmp_path / "unknown", told)]).figures, "a deployed run does not say how many it has"
+
+
+@pytest.mark.parametrize("score", [None, "high", [1], {"a": 1}, 10**400, True])
+def test_a_score_that_is_no_number_is_left_out(tmp_path: Path, score: Any) -> None:
+    told = lines()
+    told[-1] |= {"f1": score, "loss": 0.25}
+    (table,) = [table for table in report_of([write(tmp_path / "run", told)]).sections[0].tables if "loss" in table.head]
+    assert "f1" not in table.head
+
+
+def test_half_a_character_in_a_text_does_not_stop_a_page(tmp_path: Path) -> None:
+    told = lines()
+    told[0] |= {"name": "half \ud800", "command": "fedecho run \udcff"}  # as the name of a folder may be
+    folder = write(tmp_path / "run", told)
+    live = LiveReport([folder])
+    assert b"half ?" in live.page()
+    assert json.loads(live.news())["figures"]
+    assert CliRunner().invoke(app, ["report", str(folder)]).exit_code == 0
+    assert b"half ?" in (folder / "report.html").read_bytes()
+
+
+def test_lists_of_classes_of_different_lengths_are_named(tmp_path: Path) -> None:
+    told = lines()
+    told[-1]["per_class"] = [0.5]
+    with pytest.raises(ValueError, match=r"run\.jsonl: per_class has 1 entries in one evaluation and 2 in another"):
+        report_of([write(tmp_path / "run", told)])
+
+
+@pytest.mark.parametrize("name", ["run.jsonl", "summary.json"])
+def test_a_file_as_large_as_the_disk_is_not_read_whole(tmp_path: Path, name: str) -> None:
+    """A sparse file of 64 GB without a line's end."""
+    folder = write(tmp_path / "run", lines())
+    with (folder / name).open("ab") as file:
+        file.truncate(64 << 30)
+    with pytest.raises(ValueError, match=r"run\.jsonl, line \d+ has more|summary\.json: it has more") as caught:
+        report_of([folder])
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ODD_HEADERS)

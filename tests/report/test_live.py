@@ -1,12 +1,17 @@
 """``fedecho watch``: on loopback alone, read only, and up to date."""
 
+import itertools
 import json
 import re
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 
@@ -14,7 +19,7 @@ import pytest
 from tests.report.hand_made import lines, write
 
 from fedecho.report import live
-from fedecho.report.live import serve
+from fedecho.report.live import MOST_CONNECTIONS, serve
 
 
 @pytest.fixture
@@ -96,3 +101,91 @@ def test_the_command_serves_until_ctrl_c(folder: Path) -> None:
 def test_a_port_in_use_is_said_with_the_fix(port: int, folder: Path) -> None:
     with pytest.raises(ValueError, match=r"--port"):
         serve([folder], port)
+
+
+def num_threads() -> int:
+    """Those of connections."""
+    return sum("process_request_thread" in thread.name for thread in threading.enumerate())
+
+
+def test_idle_and_slow_clients_keep_nobody_out(port: int) -> None:
+    """200 connections that say nothing, and 100 that send a byte of an endless request now and then."""
+    with ExitStack() as stack:
+        idle = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(200)]
+        slow = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(100)]
+        for connection in slow:
+            connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n")
+        for turn in range(5):
+            for connection in slow:
+                with suppress(OSError):  # closed, to make room
+                    connection.sendall(b"X")
+            began = time.monotonic()
+            assert ask(port, "/report.json")[0].status == 200, turn
+            assert time.monotonic() - began < 5
+            assert num_threads() <= 2 * MOST_CONNECTIONS, "those that were just closed may still be ending"
+        assert idle[0].recv(1) == b"", "the oldest were closed"
+
+
+def test_a_client_that_says_nothing_is_closed_after_a_while(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live.Reader, "timeout", 0.2)
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as silent:
+        assert silent.recv(1) == b""
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as half:
+        half.sendall(b"GET / HT")
+        assert half.recv(1) == b""
+
+
+def test_a_client_that_takes_nothing_or_goes_away_leaves_no_word(
+    port: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What it asked for is much more than the system holds for it."""
+    monkeypatch.setattr(live.Reader, "timeout", 0.3)
+    monkeypatch.setattr(live.LiveReport, "page", lambda self: b"x" * (64 << 20))
+    request = b"GET / HTTP/1.1\r\nHost: localhost:1\r\n\r\n"
+    before = num_threads()
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as silent:
+        silent.sendall(request)
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as gone:
+            gone.sendall(request)
+            gone.recv(1)
+            gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closed with a reset
+        until = time.monotonic() + 20
+        while num_threads() > before and time.monotonic() < until:
+            time.sleep(0.02)
+        assert num_threads() == before
+    assert capfd.readouterr().err == ""
+
+
+def test_what_is_no_request_is_answered_in_a_line_and_ends(port: int, capfd: pytest.CaptureFixture[str]) -> None:
+    for words in (
+        b"\0\xff\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET /" + b"a" * 70_000,
+        b"A: b\r\n" * 200 + b"\r\n",
+    ):
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+            client.sendall(words + b"\r\n")
+            client.shutdown(socket.SHUT_WR)
+            answer = b""
+            with suppress(ConnectionResetError):  # it was answered before all of it was read
+                while piece := client.recv(1 << 16):
+                    answer += piece
+            assert not answer or b" 4" in answer or b" 5" in answer
+    assert ask(port, "/report.json")[0].status == 200
+    assert capfd.readouterr().err == ""
+
+
+def test_a_record_that_becomes_odd_is_said_in_a_line_and_the_server_goes_on(
+    folder: Path, port: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(live.time, "monotonic", itertools.count(10**9, 10**4).__next__)  # read anew for every request
+    for odd in ({"event": "version"}, {"event": "dispatch", "time": 0, "client": 99, "dispatch": 9, "base": 0}):
+        write(folder, [*lines(), odd])
+        answer, body = ask(port, "/report.json")
+        assert answer.status == 503
+        assert body.startswith(str(folder).encode())
+        assert body.count(b"\n") == 1
+    write(folder, lines())
+    assert ask(port, "/report.json")[0].status == 200
+    assert capfd.readouterr().err == ""

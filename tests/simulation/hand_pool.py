@@ -4,20 +4,30 @@ import os
 import struct
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedecho.core.layout import Layout
 from fedecho.core.types import Dispatch, GlobalModel, Weights
 from fedecho.simulation.executors.executor import Job
 from fedecho.simulation.executors.pool import PoolExecutor, _Worker
-from fedecho.simulation.executors.shared import Segment
+from fedecho.simulation.executors.shared import received
 from fedecho.simulation.executors.worker import Done, Failed, Order
 
 LAYOUT = Layout.of(nn.BatchNorm1d(2))
+SHARED = Path("/dev/shm")  # noqa: S108
 PARTS = [LAYOUT.num_params, LAYOUT.num_buffers, LAYOUT.num_params]
+
+
+def shared_memory(process: int | str = "self") -> set[str]:
+    """The files in ``/dev/shm`` that a process maps, by inode; none has a name. Those of torch and semaphores are not ours."""
+    lines = [line.split(maxsplit=5) for line in Path(f"/proc/{process}/maps").read_text().splitlines()]
+    files = [(Path(line[-1]), line[4]) for line in lines if line[-1].startswith(f"{SHARED}/")]
+    assert all(path.name.endswith(" (deleted)") for path, _ in files)
+    return {inode for path, inode in files if not path.name.startswith(("torch_", "sem."))}
 
 
 class HandProcess:
@@ -39,6 +49,7 @@ class HandPool(PoolExecutor):
     def __init__(self, num_workers: int = 1, wanted: Any = None, *, ready: bool = True, **options: Any) -> None:
         self.ready = ready
         self.ends: list[Connection] = []
+        self.vectors: list[dict[int, Tensor]] = []
         self.processes: list[HandProcess] = []
         self.shown: list[str | None] = []
         super().__init__(num_workers=num_workers, layout=LAYOUT, make_trainer=lambda: None, wanted=wanted, **options)  # type: ignore[arg-type,return-value]
@@ -46,6 +57,7 @@ class HandPool(PoolExecutor):
     def _spawn(self, gpu: Any = None) -> _Worker:
         ours, theirs = Pipe()
         self.ends.append(theirs)
+        self.vectors.append({})
         self.processes.append(HandProcess())
         self.shown.append(gpu)
         return _Worker(self.processes[-1], ours, gpu, self.ready)  # type: ignore[arg-type]
@@ -54,23 +66,28 @@ class HandPool(PoolExecutor):
         """What this worker was told since it was asked last."""
         found = []
         while self.ends[worker].poll():
-            found.append(self.ends[worker].recv())
+            found.append(self.next_order(worker))
         return found
+
+    def next_order(self, worker: int = 0) -> Order:
+        """Waits for it, and for the memory that comes with it."""
+        order: Order = self.ends[worker].recv()
+        for number in (order.model, order.result):
+            if number not in self.vectors[worker]:
+                self.vectors[worker][number] = received(self.ends[worker], sum(PARTS))
+        return order
 
     def numbers(self, worker: int = 0) -> list[int]:
         return [order.number for order in self.orders(worker)]
 
     def answer(self, order: Order, worker: int = 0) -> None:
         """delta = params x 2, buffers + 1, and the control variate times 10 for a correction."""
-        model, result = Segment(sum(PARTS), order.model), Segment(sum(PARTS), order.result)
-        params, buffers, _ = model.vector.split(PARTS)
-        out, out_buffers, control = result.vector.split(PARTS)
+        params, buffers, _ = self.vectors[worker][order.model].split(PARTS)
+        out, out_buffers, control = self.vectors[worker][order.result].split(PARTS)
         out.copy_(2 * params)
         out_buffers.copy_(buffers + 1)
         if order.has_control:
             control.mul_(10)
-        model.close()
-        result.close()
         self.ends[worker].send(Done(order.number, order.client, 3, order.has_control, {"number": float(order.number)}))
 
     def fail(self, order: Order, worker: int = 0) -> None:

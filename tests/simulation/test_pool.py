@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from hand_pool import shared_memory
 from pool_tasks import LOCAL, MOODY, DeafDigits, MoodyDigits
 
 from fedecho.algorithms import FedAC
@@ -42,11 +43,6 @@ def make_trainer(**changes: Any) -> MakeTrainer:
     return MakeTrainer(replace(TASK, **changes), LOCAL, seed=0)
 
 
-def shared_memory(pool: PoolExecutor) -> list[Path]:
-    """The files behind what the pool shares with its workers."""
-    return [Path("/dev/shm") / segment.name for segment in pool._segments._all]  # noqa: S108
-
-
 def children() -> int:
     return len(multiprocessing.active_children())
 
@@ -54,15 +50,13 @@ def children() -> int:
 @pytest.fixture(scope="module")
 def pool() -> Iterator[PoolExecutor]:
     """One worker for the tests that give it jobs by hand. It must leave nothing behind."""
-    processes = children()
+    processes, memory = children(), shared_memory()
     one = PoolExecutor(num_workers=1, layout=make_trainer()().network.layout, make_trainer=make_trainer())
     yield one
     one.submit(job(999, 0), 0.0)
-    files = shared_memory(one)
-    assert files
-    assert all(file.exists() for file in files)
+    assert shared_memory() > memory
     one.close()
-    assert not any(file.exists() for file in files)
+    assert shared_memory() == memory
     assert children() == processes
 
 
@@ -210,7 +204,7 @@ def test_two_workers_of_which_one_is_killed_give_the_run_of_serial() -> None:
     federation = Federation()
     trainer = federation.make_trainer()
     expected, reference = federation.run(SerialExecutor(lambda each: trainer.train(each.dispatch, each.control)))
-    wanted = federation.wanted()
+    wanted, memory = federation.wanted(), shared_memory()
     pool = PoolExecutor(num_workers=2, layout=trainer.network.layout, make_trainer=federation.make_trainer, wanted=wanted)
     victims: list[int] = []
 
@@ -224,11 +218,11 @@ def test_two_workers_of_which_one_is_killed_give_the_run_of_serial() -> None:
     try:
         models, server = federation.run(pool, kill_once)
     finally:
-        files = shared_memory(pool)
+        in_use = shared_memory()
         pool.close()
     assert models == expected
     assert victims
     assert server.num_dispatched == reference.num_dispatched > len(wanted)
     assert pool.num_trained == len(wanted) == 2 * NUM_VERSIONS
-    assert files
-    assert not any(file.exists() for file in files)
+    assert in_use > memory
+    assert shared_memory() == memory

@@ -18,7 +18,7 @@ def finish(pool: HandPool, number: int) -> Any:
 
 def answered_meanwhile(pool: HandPool, number: int) -> Any:
     """Ask for a result nobody has been told to compute; the worker answers its next order while we wait."""
-    thread = Thread(target=lambda: pool.answer(pool.ends[0].recv()))
+    thread = Thread(target=lambda: pool.answer(pool.next_order()))
     thread.start()
     found = pool.result(number)
     thread.join()

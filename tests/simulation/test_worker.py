@@ -1,6 +1,5 @@
 """What a worker does with its orders, in this process; and the shared memory it works on."""
 
-import gc
 import os
 import signal
 import subprocess
@@ -10,17 +9,16 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from hand_pool import SHARED, shared_memory
 from pool_tasks import LOCAL, MOODY, MoodyDigits
 
 from fedecho.core.types import ClientUpdate, Dispatch, GlobalModel, Weights
 from fedecho.experiments.build import MakeTrainer
-from fedecho.simulation.executors.shared import Segment, Segments
+from fedecho.simulation.executors.shared import Segment, Segments, received
 from fedecho.simulation.executors.worker import Done, Failed, Order, Ready, work
 
-SHARED = Path("/dev/shm")  # noqa: S108
 MAKE = MakeTrainer(MoodyDigits(), LOCAL, seed=0)
 
 
@@ -65,7 +63,10 @@ def through_a_worker(model: GlobalModel, clients: list[int], control: Any) -> li
         if control is not None:
             result.vector[-parts[2] :].copy_(control)
         has = model.correction is not None
-        ours.send(Order(number, client, model.version, 70 + number, model_segment.name, result.name, has, control is not None))
+        memory = (model_segment.number, result.number)
+        ours.send(Order(number, client, model.version, 70 + number, *memory, has, control is not None))
+        for segment in (model_segment, result) if number == 0 else (result,):
+            segment.send(ours)
     ours.send(None)
     work(theirs, MAKE)
     assert ours.recv() == Ready()
@@ -112,29 +113,55 @@ def test_a_worker_ends_with_its_pipe(quiet: list[int]) -> None:
     assert quiet == [0]
 
 
-def test_a_segment_is_seen_under_its_name_and_gone_when_closed() -> None:
-    mine = Segment(5)
-    theirs = Segment(5, mine.name)
-    mine.vector.copy_(torch.arange(5.0))
-    assert theirs.vector.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
-    theirs.vector[2] = -1.0
-    assert mine.vector[2] == -1.0
-    theirs.close()
-    assert (SHARED / mine.name).exists(), "who only looks on does not remove it"
-    mine.close()
-    assert not (SHARED / mine.name).exists()
-
-
-def test_a_segment_whose_buffer_is_held_is_removed_all_the_same() -> None:
-    segment = Segment(4)
-    segment.vector.fill_(2.0)
-    held = np.frombuffer(segment._memory.buf, np.float32, count=4)
-    name = segment.name
+@pytest.mark.parametrize("files", [0, 1])
+def test_a_worker_whose_parent_dies_in_the_middle_of_an_order_ends_in_silence(quiet: list[int], files: int) -> None:
+    ours, theirs = Pipe()
+    segment = Segment(sum(sizes()))
+    ours.send(Order(0, 1, 0, 70, segment.number, -1, False, False))
+    for _ in range(files):
+        segment.send(ours)
     segment.close()
-    assert not (SHARED / name).exists()
-    assert held.sum() == 8.0
-    del held, segment
-    gc.collect()
+    ours.close()
+    work(theirs, MAKE)
+    assert quiet == [0]
+
+
+def test_a_segment_is_shared_through_a_pipe_has_no_name_and_is_gone_with_its_last_view() -> None:
+    before, named = shared_memory(), set(SHARED.iterdir())
+    mine = Segment(5)
+    ours, theirs = Pipe()
+    mine.send(ours)
+    other = received(theirs, 5)
+    assert not {path for path in set(SHARED.iterdir()) - named if path.stat().st_ino == os.fstat(mine.number).st_ino}
+    mine.vector.copy_(torch.arange(5.0))
+    assert other.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+    other[2] = -1.0
+    assert mine.vector[2] == -1.0
+    mine.close()
+    assert len(shared_memory() - before) == 1
+    assert other[2] == -1.0
+    del other
+    assert shared_memory() == before
+
+
+def test_a_closed_segment_leaves_no_open_file() -> None:
+    files = len(list(Path("/proc/self/fd").iterdir()))
+    segment = Segment(4)
+    ours, theirs = Pipe()
+    segment.send(ours)
+    other = received(theirs, 4)
+    ours.close()
+    theirs.close()
+    segment.close()
+    del other
+    assert len(list(Path("/proc/self/fd").iterdir())) == files
+
+
+def test_a_pipe_that_closes_before_the_segment_came_is_its_end() -> None:
+    ours, theirs = Pipe()
+    ours.close()
+    with pytest.raises(EOFError):
+        received(theirs, 4)
 
 
 VIEW_AFTER_CLOSE = """
@@ -160,13 +187,13 @@ def test_an_empty_segment_can_be_made() -> None:
 
 
 def test_segments_are_lent_again_and_all_removed_at_the_end() -> None:
+    before = shared_memory()
     segments = Segments(3)
     first, second = segments.take(), segments.take()
-    assert first.name != second.name
+    assert first.number != second.number
     segments.give_back(first)
     assert segments.take() is first
-    names = [first.name, second.name]
-    assert all((SHARED / name).exists() for name in names)
+    assert len(shared_memory() - before) == 2
     segments.give_back(second)
     segments.close()
-    assert not any((SHARED / name).exists() for name in names)
+    assert shared_memory() == before

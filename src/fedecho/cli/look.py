@@ -43,7 +43,7 @@ def report(
         target = _page_at(target or folders[0])
         for folder in (target.parent, *([] if figures is None else [figures])):
             usable(folder)
-        text = page(made).encode()
+        text = page(made).encode(errors="replace")
         target.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(target, text)
         drawn = write_figures(made, figures) if figures is not None else []

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import count
 from math import isfinite
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -20,10 +21,12 @@ from fedecho.core.checkpoint import write_atomically
 from fedecho.core.disk import DiskFullError, disk_full_at, open_own
 from fedecho.core.drive import Moment
 from fedecho.core.server import Receipt
+from fedecho.core.user_files import MIB
 from fedecho.experiments.schema import Header, Misfit, check_line, loaded
 from fedecho.simulation.runtimes import ClientRuntimes
 
 RECORD = "run.jsonl"
+MOST_LINE_BYTES = 256 * MIB
 OF_CLASS = "accuracy_class_"
 """How the names of a task's scores for single classes begin."""
 
@@ -178,10 +181,23 @@ def read_record(folder: Path, position: int = 0) -> Iterator[Line]:
     path = folder / RECORD
     place = 0
     with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
+        for number, line in enumerate(_lines(file, path), 1):
             if line.endswith(b"\n") and place >= position:
                 yield _parsed(line, path, number)
             place += len(line)
+
+
+def _lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
+    """A file that is no record may be one line, as large as the disk."""
+    for number in count(1):
+        line = file.readline(MOST_LINE_BYTES + 1)
+        if len(line) > MOST_LINE_BYTES:
+            raise ValueError(
+                f"{path}, line {number} has more than {MOST_LINE_BYTES} bytes; it is damaged or of another program"
+            )
+        if not line:
+            return
+        yield line
 
 
 def _parsed(line: bytes, path: Path, number: int) -> Line:
@@ -203,7 +219,7 @@ def read_header(folder: Path) -> Header:
     if not path.is_file():
         raise ValueError(f"{folder} holds no run (there is no {RECORD} in it)")
     with path.open("rb") as file:
-        line = file.readline()
+        line = next(_lines(file, path), b"")
     header = _parsed(line, path, 1) if line.endswith(b"\n") else {}
     if header.get("event") != "header":
         raise ValueError(f"{path} does not begin with a run's header; it is damaged or of another program")

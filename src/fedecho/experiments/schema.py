@@ -14,6 +14,8 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict, Union, get_a
 
 LARGEST_INT, LARGEST = 2**63 - 1, sys.float_info.max
 """Numbers are put into arrays of 64 bits."""
+MOST_CLIENTS = 10**8
+"""Arrays have an entry for each client, and tables one for each client and label."""
 
 
 class Misfit(Exception):  # noqa: N818 (what a reader makes a message of)
@@ -53,11 +55,15 @@ class Kind:
 NUMBERS = (int, float)
 Whole = Annotated[int, Kind("a whole number", (int,), lambda value: -LARGEST_INT <= value <= LARGEST_INT)]
 Count = Annotated[int, Kind("a whole number of at least 0", (int,), lambda value: 0 <= value <= LARGEST_INT)]
+MOST_DEPTH = 100
+Client = Annotated[
+    int, Kind("a whole number of at least 0 and below 100,000,000", (int,), lambda value: 0 <= value < MOST_CLIENTS)
+]
 Every = Annotated[int, Kind("a whole number of at least 1", (int,), lambda value: 1 <= value <= LARGEST_INT)]
 Seconds = Annotated[float, Kind("a finite number of at least 0", NUMBERS, lambda value: 0 <= value <= LARGEST)]
 Finite = Annotated[float, Kind("a finite number", NUMBERS, lambda value: -LARGEST <= value <= LARGEST)]
-Digits = Annotated[
-    str, Kind("a whole number as text", (str,), lambda text: text.isascii() and text.isdigit() and len(text) < 19)
+Label = Annotated[
+    str, Kind("a whole number below 100,000 as text", (str,), lambda text: text.isascii() and text.isdigit() and len(text) < 6)
 ]
 PLAIN: dict[Any, Kind] = {
     int: Kind("a whole number", (int,)),
@@ -73,8 +79,10 @@ class Clients(TypedDict, total=False):
 
     examples: list[Count]
     classes: list[str]
-    labels: list[dict[Digits, Count]]
-    num_clients: Count
+    labels: list[dict[Label, Count]]
+    num_clients: Annotated[
+        int, Kind("a whole number of at least 0, at most 100,000,000", (int,), lambda value: 0 <= value <= MOST_CLIENTS)
+    ]
     num_examples: Count
     examples_at: dict[str, Count]
     class_counts: dict[str, Any] | None
@@ -107,7 +115,7 @@ class Header(TypedDict):
 
 class DispatchLine(TypedDict):
     time: Seconds
-    client: Count
+    client: Client
     dispatch: Count
     base: Count
 
@@ -126,7 +134,7 @@ AnswerLine = TypedDict(
     "AnswerLine",
     {
         "time": Seconds,
-        "client": Count,
+        "client": Client,
         "status": str,
         "reason": NotRequired[str],
         "code": NotRequired[str],
@@ -179,6 +187,11 @@ NUMBERS_BESIDE: tuple[Any, ...] = (AnswerLine, VersionLine)
 """Fields that these do not name are numbers."""
 
 
+def is_number(value: object) -> bool:
+    """For what may be anything: is it a number that a float can hold?"""
+    return type(value) is float or (type(value) is int and -LARGEST <= value <= LARGEST)
+
+
 def check_line(line: Mapping[str, Any]) -> None:
     """Any line of a record. Events that this version does not know are a later one's."""
     event = line.get("event")
@@ -188,8 +201,25 @@ def check_line(line: Mapping[str, Any]) -> None:
         _check(AnswerLine if "dispatch" in line else MessageLine)(line)
     elif event in LINES:
         _check(LINES[event])(line)
+    if event in ("header", "evaluation"):
+        _check_depth(line)
     if event == "header":
         _check_sizes(line.get("clients") or {})
+        for part in ("config", "parts", "attributes"):
+            if type(name := (line.get(part) or {}).get("name", "")) is not str:
+                raise Misfit(f"{part}.name", "a text", name)
+
+
+def _check_depth(line: Mapping[str, Any]) -> None:
+    """Parts that may be anything are gone through by recursion."""
+    for name, value in line.items():
+        level = [value]
+        for _ in range(MOST_DEPTH):
+            level = [
+                each for one in level for each in (one.values() if type(one) is dict else one if type(one) is list else ())
+            ]
+        if level:
+            raise Misfit(name, f"nested at most {MOST_DEPTH} deep", value)
 
 
 def _check_sizes(clients: Mapping[str, Any]) -> None:

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from fedecho.core.checkpoint import write_atomically
-from fedecho.experiments.schema import Misfit, Spent, check_fields, loaded
+from fedecho.core.user_files import MIB, FileError, read_bytes
+from fedecho.experiments.schema import Misfit, Spent, check_fields, is_number, loaded
 
 SUMMARY = "summary.json"
+MOST_BYTES = 64 * MIB
 LAST = 10
 NOT_SCORES = ("event", "version", "time", "real_s", "clients_s", "server_s", "versions_alive", "peak_bytes", "per_class")
 """What an evaluation's line says beside the task's own scores."""
@@ -55,7 +57,9 @@ class Summary:
     def read(cls, folder: Path) -> "Summary":
         path = folder / SUMMARY
         try:
-            return cls(**check_fields(cls, loaded(path.read_bytes())))
+            return cls(**check_fields(cls, loaded(read_bytes(path, MOST_BYTES))))
+        except FileError:
+            raise
         except (ValueError, Misfit) as error:
             raise ValueError(f"{path} is damaged ({error}); remove it, then `fedecho resume {folder}` makes it again") from None
 
@@ -70,7 +74,7 @@ def accuracies(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 def last_scores(lines: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """The last evaluation's scores, as the task named them; none where nothing was evaluated."""
     last: dict[str, Any] = ([{}] + [dict(line) for line in lines if line["event"] == "evaluation"])[-1]
-    return {key: value for key, value in last.items() if key not in NOT_SCORES}
+    return {key: value for key, value in last.items() if key not in NOT_SCORES and is_number(value)}
 
 
 def staleness(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

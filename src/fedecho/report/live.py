@@ -1,12 +1,16 @@
 """``fedecho watch``: the page of runs that go on, served to this machine alone, and read only."""
 
 import json
+import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 from fedecho.experiments.record import RECORD
 from fedecho.experiments.summary import SUMMARY
@@ -17,6 +21,8 @@ from fedecho.report.spec import Report
 
 LOOPBACK = "127.0.0.1"
 NAMES = {LOOPBACK, "localhost"}
+MOST_CONNECTIONS = 32
+"""Each has a thread. Beyond that many, the oldest connection is closed, so idle and slow clients never keep others out."""
 
 
 class LiveReport:
@@ -55,13 +61,15 @@ class LiveReport:
         return json.dumps(told | {"subtitle": subtitle(report)}, separators=(",", ":")).encode()
 
     def page(self) -> bytes:
-        return page(self.current(), live=True).encode()
+        return page(self.current(), live=True).encode(errors="replace")
 
 
 class Reader(BaseHTTPRequestHandler):
     """Two things can be read and nothing can be done."""
 
     protocol_version = "HTTP/1.1"
+    timeout = 30.0
+    """Seconds that a client may neither send nor take anything; browsers connect again."""
     live: LiveReport
 
     def do_GET(self) -> None:
@@ -79,9 +87,12 @@ class Reader(BaseHTTPRequestHandler):
             self._answer(404, b"there are / and /report.json\n", "text/plain")
             return
         try:
-            self._answer(200, made[0](), made[1])
-        except (ValueError, OSError) as error:
-            self._answer(503, f"{error}\n".encode(), "text/plain")
+            body = made[0]()
+        except Exception as error:  # the folder's content is anybody's; the page tries again
+            told = str(error) or type(error).__name__
+            self._answer(503, f"{told}\n".encode(errors="replace"), "text/plain; charset=utf-8")
+            return
+        self._answer(200, body, made[1])
 
     do_HEAD = do_GET  # noqa: N815 (the name is the library's)
 
@@ -101,14 +112,43 @@ class Reader(BaseHTTPRequestHandler):
         pass
 
 
-def serve(places: list[Path], port: int) -> ThreadingHTTPServer:
+class LiveServer(ThreadingHTTPServer):
+    """A thread for each connection, and a bounded number of them."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, port: int, reader: type[Reader]) -> None:
+        self._connections: dict[Any, None] = {}
+        self._changing = threading.Lock()
+        super().__init__((LOOPBACK, port), reader)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._changing:
+            if len(self._connections) >= MOST_CONNECTIONS:
+                oldest = next(iter(self._connections))
+                del self._connections[oldest]
+                with suppress(OSError):  # its client has just closed it
+                    oldest.shutdown(socket.SHUT_RDWR)  # which ends its thread
+            self._connections[request] = None
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._changing:
+            self._connections.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), OSError):  # a client that is gone is no error
+            super().handle_error(request, client_address)
+
+
+def serve(places: list[Path], port: int) -> LiveServer:
     """A server on loopback that has not begun to serve; port 0 takes a free one."""
     reader = type("LiveReader", (Reader,), {"live": LiveReport(places)})
     try:
-        server = ThreadingHTTPServer((LOOPBACK, port), reader)
+        return LiveServer(port, reader)
     except OSError as error:
         raise ValueError(
             f"cannot serve on port {port} ({error.strerror}): choose another with --port, 0 takes a free one"
         ) from None
-    server.daemon_threads = True
-    return server

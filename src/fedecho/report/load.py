@@ -121,8 +121,8 @@ class RunData:
 
     @property
     def num_clients(self) -> int:
-        told = self.clients.get("num_clients", 0)
-        return max(told, len(self.examples), int(self.jobs.client.max(initial=-1)) + 1)
+        seen = max(int(column.client.max(initial=-1)) for column in (self.jobs, self.dispatches))
+        return max(_num_told(self.clients), seen + 1)
 
     @cached_property
     def labels(self) -> Floats | None:
@@ -145,6 +145,11 @@ class RunData:
     def per_class(self) -> Floats | None:
         """Accuracy by evaluation and class."""
         found = [line["per_class"] for line in self.evaluations if "per_class" in line]
+        if len(sizes := {len(each) for each in found}) > 1:
+            raise ValueError(
+                f"{self.folder / RECORD}: per_class has {min(sizes)} entries in one evaluation and {max(sizes)} in another; "
+                "the record is damaged or of another program"
+            )
         return np.array(found) if found and len(found) == len(self.evaluations) else None
 
     def column(self, name: str) -> Floats:
@@ -205,6 +210,12 @@ def read_run(folder: Path) -> RunData:
     if "record_every" in header and summary is not None:
         reasons = dict(summary.reasons)  # of all jobs, where the record has a sample
     time, client, came_to, number, base, staleness, kind_of = jobs.columns()
+    dispatches = Dispatches(*sent.columns())
+    last = max(int(column.max(initial=-1)) for column in (client, dispatches.client))
+    if 0 < (told := _num_told(header.get("clients") or {})) <= last:
+        raise ValueError(
+            f"{folder / RECORD} has a job of client {last} in a run of {told} clients; it is damaged or of another program"
+        )
     return RunData(
         folder=folder,
         header=header,
@@ -212,9 +223,14 @@ def read_run(folder: Path) -> RunData:
         evaluations=evaluations,
         versions=versions,
         jobs=Jobs(time, client, came_to, number, base, staleness, kind_of, tuple(kinds)),
-        dispatches=Dispatches(*sent.columns()),
+        dispatches=dispatches,
         reasons=reasons,
     )
+
+
+def _num_told(clients: Clients) -> int:
+    """How many clients the header names; 0 where it names none."""
+    return max(clients.get("num_clients", 0), len(clients.get("examples", ())), len(clients.get("labels", ())))
 
 
 class _Table:

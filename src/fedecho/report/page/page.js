@@ -159,6 +159,7 @@
       const answer = await fetch("report.json", { headers: tag ? { "If-None-Match": tag } : {}, cache: "no-store" });
       pulse.classList.remove("lost");
       if (answer.status === 304) { pulse.textContent = "live"; return; }
+      if (!answer.ok) { pulse.classList.add("lost"); pulse.textContent = (await answer.text()).trim(); return; }
       tag = answer.headers.get("ETag");
       const news = await answer.json();
       if (news.figures.map((f) => f.slug).join() !== figures.map((f) => f.slug).join()) { window.location.reload(); return; }

@@ -33,10 +33,20 @@ class _Worker:
     gpu: str | None = None
     ready: bool = False
     orders: dict[int, tuple[Job, Segment]] = field(default_factory=dict)
+    segments: set[int] = field(default_factory=set)
+    """Numbers of those it was sent."""
 
     @property
     def load(self) -> int:
         return len(self.orders)
+
+    def send(self, order: Order, *segments: Segment) -> None:
+        """The order, and behind it the memory that the worker has not seen yet."""
+        self.pipe.send(order)
+        for segment in segments:
+            if segment.number not in self.segments:
+                segment.send(self.pipe)
+                self.segments.add(segment.number)
 
 
 class PoolExecutor(Crew[_Worker]):
@@ -81,7 +91,7 @@ class PoolExecutor(Crew[_Worker]):
         return _Worker(process, ours, gpu)
 
     def _order(self, worker: _Worker, job: Job) -> None:
-        dispatch, result = job.dispatch, self._segments.take()
+        dispatch, model, result = job.dispatch, self._model(job), self._segments.take()
         if job.control is not None:
             result.vector[-self._layout.num_params :].copy_(job.control)
         order = Order(
@@ -89,14 +99,14 @@ class PoolExecutor(Crew[_Worker]):
             client=dispatch.client,
             version=dispatch.model.version,
             seed=dispatch.seed,
-            model=self._model(job).name,
-            result=result.name,
+            model=model.number,
+            result=result.number,
             has_correction=dispatch.model.correction is not None,
             has_control=job.control is not None,
         )
         worker.orders[dispatch.number] = (job, result)
         try:
-            worker.pipe.send(order)
+            worker.send(order, model, result)
         except OSError:  # it died while nobody looked; this job it never had
             self._take_back(*worker.orders.pop(dispatch.number), "it was not told", begun=False)
             self._replace(worker)

@@ -1,10 +1,17 @@
-"""Float vectors in memory that several processes see."""
+"""Float vectors in memory that several processes share.
 
+The memory is a file without a name in ``/dev/shm``. Other processes get the open file through their pipe, so the memory is
+released with the last process that maps it, however that process ends.
+"""
+
+import mmap
 import os
-from contextlib import suppress
-from multiprocessing.shared_memory import SharedMemory
+import socket
+import sys
+import tempfile
+import weakref
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import torch
@@ -12,42 +19,60 @@ from torch import Tensor
 
 from fedecho.core.disk import disk_full_at
 
-
-class _Memory(SharedMemory):
-    """Unmapped with its last view, whoever goes first."""
-
-    def close(self) -> None:
-        with suppress(BufferError):  # a view is still alive; the mapping goes with it
-            super().close()
+FOLDER = Path("/dev/shm" if sys.platform == "linux" else tempfile.gettempdir())  # noqa: S108 (nothing has a name there)
 
 
 class Segment:
-    """A named piece of shared memory as one float32 vector. The process that made it removes it."""
+    """A piece of shared memory as one float32 vector."""
 
-    def __init__(self, size: int, name: str | None = None) -> None:
-        self._owner = name is None
-        self._memory = _Memory(name=name, create=self._owner, size=max(4 * size, 4))
-        self.name = self._memory.name
-        if self._owner:
-            self._take_room()
-        # Through numpy, which holds on to the memory while a view of it lives; torch.frombuffer does not.
-        self.vector: Tensor = torch.from_numpy(np.frombuffer(cast("memoryview", self._memory.buf), np.float32, size))
+    def __init__(self, size: int) -> None:
+        with disk_full_at(FOLDER), tempfile.TemporaryFile(dir=FOLDER) as file:
+            # Allocated now, because a write to memory that is not there kills the process; a container often has only 64 MB.
+            _allocate(file.fileno(), _num_bytes(size))
+            self.number = os.dup(file.fileno())
+            """Its open file, and its number in orders."""
+        self._release = weakref.finalize(self, os.close, self.number)
+        self.vector = _mapped(self.number, size)
 
-    def _take_room(self) -> None:
-        """Now, because a write to memory that is not there kills the process; a container often has only 64 MB of it."""
-        try:
-            with disk_full_at(Path("/dev/shm")):  # noqa: S108 (named in an error)
-                os.posix_fallocate(vars(self._memory)["_fd"], 0, self._memory.size)
-        except OSError:
-            self._memory.close()
-            self._memory.unlink()
-            raise
+    def send(self, pipe: Connection) -> None:
+        """Send the open file; ``received`` at the other end maps it."""
+        with socket.fromfd(pipe.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as stream:
+            socket.send_fds(stream, [b"f"], [self.number])
 
     def close(self) -> None:
+        """Release the memory as soon as no view of the vector is left here or in another process."""
         del self.vector
-        self._memory.close()
-        if self._owner:
-            self._memory.unlink()
+        self._release()
+
+
+def received(pipe: Connection, size: int) -> Tensor:
+    """Map the segment that the other end of the pipe sends next."""
+    with socket.fromfd(pipe.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as stream:
+        byte, files, *_ = socket.recv_fds(stream, 1, 1)
+    if not byte:
+        raise EOFError("the pipe was closed")
+    if not files:
+        raise OSError("the file of a shared segment did not arrive: are too many files open?")
+    try:
+        return _mapped(files[0], size)
+    finally:
+        os.close(files[0])
+
+
+def _num_bytes(size: int) -> int:
+    return max(4 * size, 4)
+
+
+def _allocate(file: int, num_bytes: int) -> None:
+    if sys.platform == "linux":
+        os.posix_fallocate(file, 0, num_bytes)
+    else:
+        os.ftruncate(file, num_bytes)
+
+
+def _mapped(file: int, size: int) -> Tensor:
+    """Through numpy, which keeps the mapping while a view of it lives; ``torch.frombuffer`` does not."""
+    return torch.from_numpy(np.frombuffer(mmap.mmap(file, _num_bytes(size)), np.float32, size))
 
 
 class Segments:

@@ -17,7 +17,7 @@ from fedecho.core.types import Dispatch, GlobalModel, Weights
 from fedecho.learning.trainer import Trainer
 from fedecho.simulation.executors.bench import Bench, bench_of, told
 from fedecho.simulation.executors.executor import Job
-from fedecho.simulation.executors.shared import Segment
+from fedecho.simulation.executors.shared import received
 
 NOT_STARTED = -1
 """The number of an answer to no order: the worker could not start."""
@@ -48,17 +48,18 @@ def deaf_children() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A job as it goes through the pipe: names of shared memory, no tensors.
+    """A job as it goes through the pipe: numbers of shared segments, no tensors.
 
     The model segment holds params, buffers and c; the result segment delta, buffers and, on its way in, c_i, on its way out dc_i.
+    The files of segments that the worker has not seen yet follow, first the model's.
     """
 
     number: int
     client: int
     version: int
     seed: int
-    model: str
-    result: str
+    model: int
+    result: int
     has_correction: bool
     has_control: bool
 
@@ -99,7 +100,7 @@ def work(pipe: Connection, make: Callable[[], Trainer | Bench]) -> None:
     while waiting or not over:
         # All there is to take before anybody waits for a result: a GPU works on several jobs at once.
         while not over and (not waiting or pipe.poll()):
-            order = _heard(pipe)
+            order = _heard(pipe, station)
             over = order is None
             if order is not None:
                 station.take(order)
@@ -109,10 +110,15 @@ def work(pipe: Connection, make: Callable[[], Trainer | Bench]) -> None:
     os._exit(0)  # nothing here needs tidying, and views of shared memory may still be alive
 
 
-def _heard(pipe: Connection) -> Order | None:
+def _heard(pipe: Connection, station: "Station") -> Order | None:
     try:
         order: Order | None = pipe.recv()
     except (EOFError, OSError):  # the parent is gone
+        return None
+    try:
+        if order is not None:
+            station.receive(order, pipe)
+    except (EOFError, ConnectionError):
         return None
     return order
 
@@ -132,7 +138,13 @@ class Station:
         layout = bench.layout
         self._bench = bench
         self._parts = [layout.num_params, layout.num_buffers, layout.num_params]
-        self._segments: dict[str, Segment] = {}
+        self._segments: dict[int, Tensor] = {}
+
+    def receive(self, order: Order, pipe: Connection) -> None:
+        """Map the segments of an order that are new here."""
+        for number in (order.model, order.result):
+            if number not in self._segments:
+                self._segments[number] = received(pipe, sum(self._parts))
 
     def take(self, order: Order) -> None:
         params, buffers, correction = self._vectors(order.model)
@@ -151,9 +163,7 @@ class Station:
             correction.copy_(update.correction)
         return Done(order.number, update.num_examples, update.num_steps, update.correction is not None, dict(update.metrics))
 
-    def _vectors(self, name: str) -> tuple[Tensor, ...]:
+    def _vectors(self, number: int) -> tuple[Tensor, ...]:
         """Params or delta, buffers, and c, c_i or dc_i."""
-        if name not in self._segments:
-            self._segments[name] = Segment(sum(self._parts), name)
-        vectors: tuple[Tensor, ...] = self._segments[name].vector.split(self._parts)
+        vectors: tuple[Tensor, ...] = self._segments[number].split(self._parts)
         return vectors
