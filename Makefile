@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO := $(VENV)/.installed-demo
 WORKERS ?= 2
-COVERED := src/fedecho/core/*,src/fedecho/algorithms/*,src/fedecho/distill/*,src/fedecho/simulation/*,src/fedecho/flower/*
+COVERED := src/fedecho/core/*,src/fedecho/storage/*,src/fedecho/algorithms/*,src/fedecho/distill/*,src/fedecho/simulation/*,src/fedecho/executors/*,src/fedecho/flower/*
 
 .PHONY: demo test network lint install format docs bench peers durability audit lock clean
 

@@ -29,9 +29,9 @@ from torch import Tensor
 
 from benchmarks.arguments import at_least_one, positive
 from fedecho import load, simulate
-from fedecho.core.rng import below, uniform
+from fedecho.core.randomness import below, uniform
 from fedecho.distill import Bank
-from fedecho.distill.entries import Keeping
+from fedecho.distill.bank import Keeping
 
 NUM_UNLABELED, NUM_CLASSES = 2000, 10
 POOL = 61

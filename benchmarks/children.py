@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from fedecho.cli import app
-from fedecho.core import checkpoint
-from fedecho.experiments import run
-from fedecho.experiments.record import RECORD
+from fedecho.runs import run
+from fedecho.runs.record import RECORD
+from fedecho.storage import checkpoint
 
 SETTINGS = ["task.width=1", "local.num_local_steps=1", "task.num_unlabeled=20", "concurrency=5", "eval_every=2"]
 RUN = ["run", "digits", "--algorithm", "fedecho", "--versions", "6", *(word for s in SETTINGS for word in ("--set", s))]

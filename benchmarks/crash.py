@@ -27,9 +27,9 @@ import torch
 from benchmarks.arguments import at_least_one
 from benchmarks.children import Ended, child
 from benchmarks.full_disk import full_disks
-from fedecho.core.rng import below, uniform
-from fedecho.experiments.record import RECORD
-from fedecho.experiments.summary import SUMMARY, Summary
+from fedecho.core.randomness import below, uniform
+from fedecho.runs.record import RECORD
+from fedecho.runs.summary import SUMMARY, Summary
 
 MOST_KILLS = 3
 

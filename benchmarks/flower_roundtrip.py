@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from statistics import mean
 
-from fedecho.flower.local import LocalFederation
+from fedecho.flower.local_federation import LocalFederation
 
 APP = Path(__file__).parent / "roundtrip_app"
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.children import Ended, Happening, child
-from fedecho.core.checkpoint import load_checkpoint
-from fedecho.core.rng import below
-from fedecho.experiments.record import RECORD, read_record
+from fedecho.core.randomness import below
+from fedecho.runs.record import RECORD, read_record
+from fedecho.storage.checkpoint import load_checkpoint
 
 Digests = tuple[str, str, str]
 TMPFS = "size=1m"

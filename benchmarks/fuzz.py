@@ -25,14 +25,14 @@ from torch import Tensor
 from benchmarks.arguments import at_least_one
 from benchmarks.mutations import MUTATIONS
 from fedecho import ALGORITHMS, Experiment, load
-from fedecho.core.checkpoint import encode
-from fedecho.core.drive import Moment
-from fedecho.core.rng import below, uniform
+from fedecho.core.loop import Moment
+from fedecho.core.randomness import below, uniform
 from fedecho.core.server import Receipt, Server
 from fedecho.core.types import ClientUpdate, GlobalModel, Joined, Left, Lost
-from fedecho.experiments.build import assembled
-from fedecho.experiments.record import Record
+from fedecho.runs.build import assembled
+from fedecho.runs.record import Record
 from fedecho.simulation.runtimes import ClassRuntimes
+from fedecho.storage.checkpoint import encode
 
 NUM_CLIENTS, MOST_MUTATIONS = 8, 3
 NAMES = list(MUTATIONS)

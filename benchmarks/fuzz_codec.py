@@ -22,11 +22,11 @@ from torch import Tensor, nn
 
 from benchmarks.arguments import at_least_one
 from fedecho.algorithms import FedBuff
-from fedecho.core.checkpoint import encode
 from fedecho.core.layout import Layout
 from fedecho.core.server import Server
 from fedecho.core.types import ClientUpdate, Dispatch, GlobalModel, Lost, Refused
 from fedecho.flower.codec import Codec
+from fedecho.storage.checkpoint import encode
 
 Parts = dict[str, dict[str, Any]]
 HEADERS = [b"\x93NUMPY\x01\x00v\x00{'descr': '|O', 'fortran_order': False, 'shape': (3,), }", b"\x93NUMPY", b"", b"\x00" * 200]

@@ -22,13 +22,13 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.arguments import at_least_one, need_gpu, positive
 from benchmarks.gpu_steps import NoiseTask, captured, model_of, rate
 from fedecho import load
-from fedecho.core.capture import Precision
-from fedecho.core.lanes import mark_here
 from fedecho.core.types import Dispatch
 from fedecho.distill.distiller import Adam
-from fedecho.experiments.gpu import GpuParts, gpu_settings, the_gpu
-from fedecho.simulation.executors.cuda import CudaExecutor
-from fedecho.simulation.executors.executor import Job
+from fedecho.executors.executor import Job
+from fedecho.gpu.capture import Precision
+from fedecho.gpu.executor import CudaExecutor
+from fedecho.gpu.streams import mark_here
+from fedecho.runs.on_gpu import GpuParts, gpu_settings, the_gpu
 
 PRODUCTS = ("conv", "xmma", "cutlass", "gemm", "cudnn", "nvjet", "wgrad", "dgrad")
 """Words in the names of kernels that convolve and multiply; what inductor makes is BatchNorm, ReLU and the update."""

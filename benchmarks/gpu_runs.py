@@ -16,8 +16,8 @@ from benchmarks.arguments import at_least_one, need_gpu
 from benchmarks.kept import keep
 from benchmarks.verdict import verdict
 from fedecho import load, simulate
-from fedecho.data.locate import MissingDataError
-from fedecho.experiments.gpu import the_gpu
+from fedecho.runs.on_gpu import the_gpu
+from fedecho.tasks.data_files import MissingDataError
 
 METHODS = ("fedbuff", "fedecho")
 WARM_UP = 6

@@ -23,18 +23,18 @@ import torch
 from benchmarks.arguments import at_least_one, listed, need_gpu, positive
 from benchmarks.kept import keep
 from fedecho import Experiment, load
-from fedecho.core.capture import Precision
-from fedecho.core.lanes import mark_here
 from fedecho.core.types import Dispatch, GlobalModel
-from fedecho.data.images import Images
-from fedecho.data.parts import Parts, as_parts
 from fedecho.distill.distiller import Adam
-from fedecho.experiments.gpu import GpuParts, forget_compiled, gpu_settings, the_gpu
+from fedecho.executors.executor import Job
+from fedecho.gpu import channel_ops
+from fedecho.gpu.capture import Precision
+from fedecho.gpu.executor import CudaExecutor
+from fedecho.gpu.streams import mark_here
 from fedecho.learning.trainer import Trainer
-from fedecho.models import channel_ops
-from fedecho.simulation.executors.cuda import CudaExecutor
-from fedecho.simulation.executors.executor import Job
-from fedecho.tasks.cifar import CifarTask
+from fedecho.runs.on_gpu import GpuParts, forget_compiled, gpu_settings, the_gpu
+from fedecho.tasks.partition import Parts, as_parts
+from fedecho.tasks.vision.cifar import CifarTask
+from fedecho.tasks.vision.images import Images
 
 CLIENT_IMAGES, NUM_CLIENTS, EAGER_STEPS = 1000, 50, 20
 BUFFER_SIZE = 5

@@ -13,7 +13,7 @@ from shutil import copyfile
 import torch
 from transformers import AutoModel
 
-from fedecho.models.pretrained import WORDS, files_of
+from fedecho.tasks.text.pretrained import WORDS, files_of
 
 
 def halve(folder: Path, out: Path) -> None:

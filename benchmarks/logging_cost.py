@@ -20,11 +20,11 @@ import torch
 
 from benchmarks.arguments import at_least_one
 from fedecho import Experiment, load, simulate
-from fedecho.core.drive import drive
-from fedecho.experiments.build import assembled, one_thread
-from fedecho.experiments.record import Record
-from fedecho.experiments.state import Following, RunState
-from fedecho.experiments.stopwatch import TimedTransport
+from fedecho.core.loop import drive
+from fedecho.runs.build import assembled, one_thread
+from fedecho.runs.evaluation import TimedTransport
+from fedecho.runs.record import Record
+from fedecho.runs.run_stats import Following, RunState
 from fedecho.tracking import Tracker, tracked
 
 LIMIT = 1.02

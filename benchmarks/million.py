@@ -27,16 +27,15 @@ from torch import Tensor, nn
 from benchmarks.arguments import at_least_one
 from benchmarks.verdict import verdict
 from fedecho import Experiment, FedBuff, LocalTraining, simulate
-from fedecho.core.checkpoint import save_checkpoint
-from fedecho.core.drive import Moment, drive
-from fedecho.core.rng import global_rng
+from fedecho.core.loop import Moment, drive
+from fedecho.core.randomness import global_rng
 from fedecho.core.server import Server
 from fedecho.core.types import ClientUpdate, GlobalModel, Weights
-from fedecho.experiments import build
-from fedecho.simulation.executors.executor import Job
-from fedecho.simulation.executors.serial import SerialExecutor
+from fedecho.executors.executor import Job, SerialExecutor
+from fedecho.runs import build
 from fedecho.simulation.runtimes import Runtimes
 from fedecho.simulation.transport import VirtualTransport
+from fedecho.storage.checkpoint import save_checkpoint
 
 NUM_PARAMS, NUM_BUFFERS = 1000, 10
 FOREVER = 10**12
@@ -221,8 +220,7 @@ def whole(num_clients: int, concurrency: int, arrivals: int, every: int) -> None
 
 def _page(folder: Path) -> str:
     try:
-        from fedecho.report.book import report_of
-        from fedecho.report.html import page
+        from fedecho.report.page import page, report_of
 
         return f"its report: {len(page(report_of([folder]))) / 1e6:.1f} MB"
     except ImportError as error:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedecho.core.rng import numpy_rng
+from fedecho.core.randomness import numpy_rng
 from fedecho.core.types import ClientUpdate, GlobalModel
 
 HUGE = 10**5000

@@ -20,9 +20,9 @@ from torch.nn.functional import cross_entropy
 
 from fedecho import DigitsTask, Experiment, load, simulate
 from fedecho.core.layout import Layout
-from fedecho.core.rng import derive, torch_rng
+from fedecho.core.randomness import derive, torch_rng
 from fedecho.distill import Bank, Student
-from fedecho.experiments.record import read_record
+from fedecho.runs.record import read_record
 
 Jobs = list[tuple[int, int]]
 """(client, seed) of every job that a run trains."""

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedecho.core.rng import torch_rng
-from fedecho.data.locate import MissingDataError
-from fedecho.data.spans import SpanBatch
-from fedecho.tasks.mathinstruct import MathInstructTask
+from fedecho.core.randomness import torch_rng
+from fedecho.tasks.data_files import MissingDataError
+from fedecho.tasks.text.batches import SpanBatch
+from fedecho.tasks.text.mathinstruct import MathInstructTask
 
 BATCH = 32
 Shape = tuple[int, int, int]

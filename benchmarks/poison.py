@@ -14,7 +14,7 @@ from statistics import mean
 
 from benchmarks.arguments import listed
 from fedecho import Experiment, load, simulate
-from fedecho.experiments.defence import defended
+from fedecho.runs.experiment import defended
 from fedecho.simulation.attacks import KINDS, Attack
 
 SCALE = 10.0

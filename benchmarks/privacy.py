@@ -12,7 +12,7 @@ from statistics import mean
 
 from benchmarks.arguments import listed, positive
 from fedecho import load, simulate
-from fedecho.experiments.summary import Summary
+from fedecho.runs.summary import Summary
 
 SETTINGS = ["task.partition.alpha=0.3", "concurrency=10", "privacy.clip_norm=1.0"]
 

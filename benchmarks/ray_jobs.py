@@ -19,12 +19,9 @@ import torch
 from benchmarks.arguments import at_least_one
 from fedecho.core.layout import BoundNetwork, Layout
 from fedecho.core.types import ClientUpdate, Dispatch, GlobalModel, Weights
-from fedecho.experiments.crews import crew_of
-from fedecho.experiments.execution import EXECUTORS, Execution
-from fedecho.models.resnet import resnet18
-from fedecho.simulation.executors.bench import Bench
-from fedecho.simulation.executors.executor import Executor, Job
-from fedecho.simulation.executors.serial import SerialExecutor
+from fedecho.executors.executor import Bench, Executor, Job, SerialExecutor
+from fedecho.runs.execution import EXECUTORS, Execution, crew_of
+from fedecho.tasks.vision.resnet import resnet18
 
 JOBS_PER_VERSION = 3
 

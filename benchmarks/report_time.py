@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedecho.core.drive import Moment, Sent
+from fedecho.core.loop import Moment, Sent
 from fedecho.core.server import Receipt, Step
 from fedecho.core.types import GlobalModel, Weights
-from fedecho.experiments.record import Record
+from fedecho.runs.record import Record
 from fedecho.simulation.runtimes import Runtimes
 
 METHODS = ("fedbuff", "ca2fl", "fedac", "fadas", "fedecho")

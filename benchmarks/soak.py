@@ -20,11 +20,11 @@ import torch
 
 from benchmarks.arguments import at_least_one, positive
 from fedecho import FedBuff
-from fedecho.core.drive import Moment, drive
-from fedecho.core.rng import below, uniform
+from fedecho.core.loop import Moment, drive
+from fedecho.core.randomness import below, uniform
 from fedecho.core.server import Server
 from fedecho.core.types import ClientUpdate, Dispatch, GlobalModel, Message, Weights
-from fedecho.simulation.executors.executor import Job
+from fedecho.executors.executor import Job
 from fedecho.simulation.faults import Faults
 from fedecho.simulation.transport import VirtualTransport
 

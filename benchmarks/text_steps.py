@@ -26,21 +26,20 @@ from torch import Tensor, nn
 
 from benchmarks.arguments import at_least_one, listed, need_gpu
 from benchmarks.kept import keep
-from fedecho.core.capture import Precision
 from fedecho.core.layout import Layout
 from fedecho.core.task import Batch
 from fedecho.core.types import Dispatch, GlobalModel
-from fedecho.data.parts import Parts, as_parts
-from fedecho.data.ragged import Ragged
-from fedecho.data.spans import Spans
-from fedecho.experiments.execution import DTYPES
-from fedecho.experiments.gpu import gpu_settings, the_gpu
+from fedecho.gpu.capture import Precision
+from fedecho.gpu.replay import ReplayedSteps
 from fedecho.learning import LocalTraining, Trainer
-from fedecho.learning.replayed import ReplayedSteps
-from fedecho.models.pretrained import library
-from fedecho.tasks import mathinstruct
-from fedecho.tasks.mathinstruct import MathInstructTask
-from fedecho.tasks.mrpc import MrpcTask, Tokens
+from fedecho.runs.execution import DTYPES
+from fedecho.runs.on_gpu import gpu_settings, the_gpu
+from fedecho.tasks.partition import Parts, as_parts
+from fedecho.tasks.text import mathinstruct
+from fedecho.tasks.text.batches import Ragged, Spans
+from fedecho.tasks.text.mathinstruct import MathInstructTask
+from fedecho.tasks.text.mrpc import MrpcTask, Tokens
+from fedecho.tasks.text.pretrained import library
 
 MINILM = {"vocab_size": 30522, "hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
 BASE = {"vocab_size": 30522, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}

@@ -17,15 +17,14 @@ from torch import Tensor, nn
 
 from benchmarks.arguments import at_least_one
 from fedecho.core.layout import Layout
-from fedecho.core.tokens import Positions
+from fedecho.core.task import Positions
 from fedecho.core.types import Dispatch, GlobalModel, Weights
-from fedecho.data.partition import IidPartitioner
 from fedecho.distill import normalized_entropy
-from fedecho.distill.storage import Entry, FullLogits, HiddenStates, Storage, TopLogits
-from fedecho.distill.token_bank import TokenBank
+from fedecho.distill.token_bank import Entry, FullLogits, HiddenStates, Storage, TokenBank, TopLogits
 from fedecho.learning.local import LocalTraining
 from fedecho.learning.trainer import Trainer
 from fedecho.tasks import MathInstructTask
+from fedecho.tasks.partition import IidPartitioner
 
 CPU = torch.device("cpu")
 

@@ -46,7 +46,7 @@ def write_notebook() -> None:
 
 def write_pictures() -> None:
     from fedecho import load, simulate
-    from fedecho.report.book import report_of
+    from fedecho.report.page import report_of
     from fedecho.report.paper_figures import write_figures
 
     with tempfile.TemporaryDirectory() as folder:

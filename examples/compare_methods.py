@@ -8,8 +8,7 @@ import tempfile
 from pathlib import Path
 
 from fedecho import load, simulate
-from fedecho.report.book import report_of
-from fedecho.report.html import MissingExtra, page
+from fedecho.report.page import MissingExtra, page, report_of
 
 METHODS, SEEDS = ("fedbuff", "fedecho"), (0, 1)
 

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from fedecho import load, resume, simulate
-from fedecho.experiments.run import Interrupted
+from fedecho.runs.run import Interrupted
 
 
 def stop_at(version: int):

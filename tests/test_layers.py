@@ -10,18 +10,24 @@ import fedecho
 ROOT = Path(fedecho.__file__).parent
 ALLOWED: dict[str, set[str]] = {
     "core": set(),
-    "distill": {"core"},
+    "storage": {"core"},
+    "distill": {"core", "storage"},
     "learning": {"core"},
-    "data": {"core"},
-    "models": {"core"},
-    "algorithms": {"core", "distill", "learning"},
-    "tasks": {"core", "data", "models"},
-    "simulation": {"core", "learning"},
-    "tracking": {"core"},
-    "experiments": {"core", "distill", "learning", "data", "models", "algorithms", "tasks", "simulation", "tracking"},
-    "flower": {"core", "distill", "learning", "experiments"},
-    "report": {"core", "experiments", "simulation"},
-    "cli": {"core", "algorithms", "data", "experiments", "flower", "report", "simulation", "tasks", "tracking"},
+    "algorithms": {"core", "storage", "distill", "learning"},
+    "executors": {"core", "storage", "learning"},
+    "gpu": {"core", "distill", "learning", "executors"},
+    "tasks": {"core", "storage", "gpu"},
+    "simulation": {"core", "storage", "executors"},
+    "tracking": {"core", "storage"},
+    "runs": {
+        *("core", "storage", "distill", "learning", "algorithms", "executors", "gpu", "tasks", "simulation", "tracking"),
+    },
+    "paper": {"storage", "runs"},
+    "flower": {"core", "storage", "distill", "learning", "runs"},
+    "report": {"core", "storage", "runs", "simulation"},
+    "cli": {
+        *("core", "storage", "algorithms", "executors", "flower", "paper", "report", "runs", "simulation", "tasks", "tracking"),
+    },
 }
 
 
@@ -122,8 +128,8 @@ for module in pkgutil.walk_packages(fedecho.__path__, "fedecho."):
             assert not str(error.name).startswith("fedecho"), error
 from dataclasses import replace
 from fedecho import load, FedEcho
-from fedecho.experiments.execution import Execution
-from fedecho.simulation.executors.ray import check_ray
+from fedecho.runs.execution import Execution
+from fedecho.executors.ray_cluster import check_ray
 for executor in ("serial", "pool", "ray"):
     try:
         Execution(executor=executor, workers=1)

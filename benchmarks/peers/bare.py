@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from benchmarks.peers.job import Job, batch, examples, network, settle, told
 from benchmarks.peers.tally import say, step
-from fedecho.learning.heap import keep_heap
+from fedecho.learning.trainer import keep_heap
 
 
 def train(job: Job, updates: range) -> None:

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from benchmarks.arguments import at_least_one
 from benchmarks.peers.job import JOBS, Job, batch, examples, network, settle
 from fedecho.core.layout import Layout
-from fedecho.learning.heap import keep_heap
+from fedecho.learning.trainer import keep_heap
 
 
 class Plain:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, max_pool2d, relu
 
 from benchmarks.peers.tally import step
-from fedecho.models.resnet import ResNet
+from fedecho.tasks.vision.resnet import ResNet
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,8 +17,8 @@ from torch.nn.functional import cross_entropy
 from benchmarks.peers.job import Job, examples, network, settle, told
 from benchmarks.peers.tally import say
 from fedecho import Experiment, FedBuff, LocalTraining, simulate
-from fedecho.core.drive import drive
-from fedecho.experiments.build import Execution, assembled
+from fedecho.core.loop import drive
+from fedecho.runs.build import Execution, assembled
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,15 +8,15 @@ import torch
 from torch import nn
 
 from fedecho.algorithms import FedBuff, FedEcho
-from fedecho.core.checkpoint import encode
-from fedecho.core.drive import drive
 from fedecho.core.layout import Layout
+from fedecho.core.loop import drive
 from fedecho.core.server import Server
 from fedecho.core.types import ClientUpdate, GlobalModel, Weights
 from fedecho.distill import Distiller, Student
-from fedecho.simulation.executors.serial import SerialExecutor
+from fedecho.executors.executor import SerialExecutor
 from fedecho.simulation.runtimes import Runtimes
 from fedecho.simulation.transport import VirtualTransport
+from fedecho.storage.checkpoint import encode
 
 INPUTS, CLASSES = 64, 10
 PER_UNIT = INPUTS + CLASSES

@@ -12,10 +12,10 @@ from benchmarks.derived import rounded
 from benchmarks.scaling.measure import summed_up
 from benchmarks.slopes import power_law
 from fedecho import Experiment, load
-from fedecho.core.drive import Moment, drive
-from fedecho.experiments.build import MakeTrainer, assembled
-from fedecho.simulation.executors.executor import Executor
-from fedecho.simulation.executors.pool import PoolExecutor
+from fedecho.core.loop import Moment, drive
+from fedecho.executors.executor import Executor
+from fedecho.executors.pool import PoolExecutor
+from fedecho.runs.build import MakeTrainer, assembled
 
 JOBS = {"two epochs of a CNN": ["task.width=64", "local.batch_size=32"], "one step on 2 samples": ["task.width=1"]}
 UPDATES = {"two epochs of a CNN": 40, "one step on 2 samples": 600}

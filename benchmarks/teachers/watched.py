@@ -12,14 +12,14 @@ from torch import Tensor
 
 from fedecho.core.algorithm import Demands, demands
 from fedecho.core.types import Advance, Arrival, GlobalModel, Weights
-from fedecho.data.pairs import read_pairs
 from fedecho.distill.bank import Bank
 from fedecho.distill.student import Student
-from fedecho.experiments.config import load
-from fedecho.experiments.record import read_header, read_record
-from fedecho.experiments.run import simulate
-from fedecho.tasks.mrpc import FILES, MrpcTask
-from fedecho.tasks.text import file_of
+from fedecho.runs.config import load
+from fedecho.runs.record import read_header, read_record
+from fedecho.runs.run import simulate
+from fedecho.tasks.text.mrpc import FILES, MrpcTask
+from fedecho.tasks.text.readers import read_pairs
+from fedecho.tasks.text.shared import file_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from fedecho.core.rng import numpy_rng
+from fedecho.core.randomness import numpy_rng
 
 Floats = NDArray[np.float64]
 CLASSES = 2

@@ -11,14 +11,13 @@ from torch import nn
 
 from benchmarks.theory.problem import CLASSES, Problem, make_problem
 from fedecho.algorithms import FedBuff, FedEcho
-from fedecho.core.drive import Moment, drive
 from fedecho.core.layout import BoundNetwork, Layout
-from fedecho.core.rng import numpy_rng, uniform
+from fedecho.core.loop import Moment, drive
+from fedecho.core.randomness import numpy_rng, uniform
 from fedecho.core.server import Server
 from fedecho.core.types import ClientUpdate, GlobalModel, Weights
 from fedecho.distill import Distiller, Student
-from fedecho.simulation.executors.executor import Job
-from fedecho.simulation.executors.serial import SerialExecutor
+from fedecho.executors.executor import Job, SerialExecutor
 from fedecho.simulation.runtimes import ClassRuntimes
 from fedecho.simulation.transport import VirtualTransport
 

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fedecho.experiments.record import RECORD, read_record
-from fedecho.experiments.state import RunState
-from fedecho.experiments.summary import Summary
 from fedecho.flower.launch import DONE, FAILED, LaunchError
-from fedecho.flower.local import LocalFederation
-from fedecho.report.progress import LiveProgress
+from fedecho.flower.local_federation import LocalFederation
+from fedecho.report.terminal import LiveProgress
+from fedecho.runs.record import RECORD, read_record
+from fedecho.runs.run_stats import RunState
+from fedecho.runs.summary import Summary
 
 PAUSES = {4: 10.0, 5: 20.0}
 """Seconds by which two of the nodes are slower a message."""

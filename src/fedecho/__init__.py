@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     from fedecho.core.algorithm import Algorithm, Demands
     from fedecho.core.task import Task
     from fedecho.core.types import Advance, Arrival, ClientUpdate, GlobalModel, Weights
-    from fedecho.data.partition import DirichletPartitioner, IidPartitioner, ShardPartitioner
     from fedecho.distill.distiller import Distiller
-    from fedecho.experiments.config import load
-    from fedecho.experiments.experiment import Experiment
-    from fedecho.experiments.recipes import RECIPES
-    from fedecho.experiments.run import Result, resume, simulate
-    from fedecho.experiments.trained import trained
     from fedecho.learning.local import LocalTraining
+    from fedecho.runs.config import load
+    from fedecho.runs.experiment import Experiment
+    from fedecho.runs.recipes import RECIPES
+    from fedecho.runs.run import Result, resume, simulate
+    from fedecho.runs.trained import trained
     from fedecho.simulation.faults import Faults
     from fedecho.simulation.runtimes import Runtimes
     from fedecho.tasks import TASKS, CifarTask, DigitsTask
+    from fedecho.tasks.partition import DirichletPartitioner, IidPartitioner, ShardPartitioner
 
 __all__ = [
     "ALGORITHMS",
@@ -73,9 +73,9 @@ WHERE = {
     "ClientUpdate": "fedecho.core.types",
     "Demands": "fedecho.core.algorithm",
     "DigitsTask": "fedecho.tasks",
-    "DirichletPartitioner": "fedecho.data.partition",
+    "DirichletPartitioner": "fedecho.tasks.partition",
     "Distiller": "fedecho.distill.distiller",
-    "Experiment": "fedecho.experiments.experiment",
+    "Experiment": "fedecho.runs.experiment",
     "FADAS": "fedecho.algorithms",
     "Faults": "fedecho.simulation.faults",
     "FedAC": "fedecho.algorithms",
@@ -85,19 +85,19 @@ WHERE = {
     "FedEcho": "fedecho.algorithms",
     "FedEchoPlus": "fedecho.algorithms",
     "GlobalModel": "fedecho.core.types",
-    "IidPartitioner": "fedecho.data.partition",
+    "IidPartitioner": "fedecho.tasks.partition",
     "LocalTraining": "fedecho.learning.local",
-    "RECIPES": "fedecho.experiments.recipes",
-    "Result": "fedecho.experiments.run",
+    "RECIPES": "fedecho.runs.recipes",
+    "Result": "fedecho.runs.run",
     "Runtimes": "fedecho.simulation.runtimes",
-    "ShardPartitioner": "fedecho.data.partition",
+    "ShardPartitioner": "fedecho.tasks.partition",
     "TASKS": "fedecho.tasks",
     "Task": "fedecho.core.task",
     "Weights": "fedecho.core.types",
-    "load": "fedecho.experiments.config",
-    "resume": "fedecho.experiments.run",
-    "simulate": "fedecho.experiments.run",
-    "trained": "fedecho.experiments.trained",
+    "load": "fedecho.runs.config",
+    "resume": "fedecho.runs.run",
+    "simulate": "fedecho.runs.run",
+    "trained": "fedecho.runs.trained",
 }
 """The module of every public name; a test compares it with the imports above."""
 

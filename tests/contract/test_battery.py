@@ -11,11 +11,11 @@ import torch
 
 from fedecho import Arrival, ClientUpdate, Experiment, FedAsync, FedEcho, GlobalModel, resume, simulate
 from fedecho.core.algorithm import demands
-from fedecho.core.checkpoint import _digest, encode
-from fedecho.core.drive import Moment, drive
+from fedecho.core.loop import Moment, drive
 from fedecho.core.types import Dispatch
-from fedecho.experiments.build import Simulation, assembled
-from fedecho.experiments.identity import model_digest
+from fedecho.runs.build import Simulation, assembled
+from fedecho.runs.identity import model_digest
+from fedecho.storage.checkpoint import _digest, encode
 
 
 def state_digest(state: Any) -> str:

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from fedecho.algorithms import FedAvg, FedBuff
-from fedecho.core.checkpoint import encode
 from fedecho.core.server import Server
 from fedecho.core.types import ClientUpdate, Dispatch, GlobalModel, Weights
+from fedecho.storage.checkpoint import encode
 
 NUM_PARAMS, NUM_BUFFERS = 3, 2
 

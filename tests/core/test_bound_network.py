@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from fedecho.core.layout import BoundNetwork, Layout
 from fedecho.core.types import Weights
-from fedecho.models.small_cnn import small_cnn
+from fedecho.tasks.vision.digits import small_cnn
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedecho.core.checkpoint import CheckpointError, decode, encode, load_checkpoint, save_checkpoint
+from fedecho.storage.checkpoint import CheckpointError, decode, encode, load_checkpoint, save_checkpoint
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
 

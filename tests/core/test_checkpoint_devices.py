@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from fedecho import FADAS, FedAC, FedBuff
-from fedecho.core.checkpoint import Every, decode, encode
 from fedecho.core.types import Arrival, ClientUpdate, GlobalModel, Weights
 from fedecho.learning.trainer import _shift
+from fedecho.storage.checkpoint import Every, decode, encode
 
 META = torch.device("meta")
 METHODS = [

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
 
-from fedecho.core import checkpoint
-from fedecho.core.checkpoint import (
+from fedecho.storage import checkpoint
+from fedecho.storage.checkpoint import (
     CheckpointError,
     decode,
     load_checkpoint,

@@ -7,7 +7,7 @@ from small_server import answer_to, make_server, synchronous_server
 
 from fedecho.algorithms import FedBuff
 from fedecho.core.algorithm import Demands, demands
-from fedecho.core.drive import Moment, drive
+from fedecho.core.loop import Moment, drive
 from fedecho.core.server import Server
 from fedecho.core.types import Dispatch, Lost, Message
 

@@ -12,10 +12,10 @@ from small_server import answer, make_server
 
 from fedecho.algorithms import FedBuff
 from fedecho.core.admission import Admission
-from fedecho.core.checkpoint import decode, encode
-from fedecho.core.gate import Votes, Window
+from fedecho.core.norm_monitor import Votes, Window
 from fedecho.core.server import Open, Server
 from fedecho.core.types import CLIENT_FAILED, Joined, Left, Lost, Refused
+from fedecho.storage.checkpoint import decode, encode
 
 
 @given(st.lists(st.floats(0.0, 1e6), min_size=1, max_size=60))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedecho.core.idle import Idle
+from fedecho.core.clients import Idle
 
 SIZE = 12
 actions = st.lists(st.tuples(st.sampled_from(["add", "remove", "reload"]), st.integers(0, SIZE - 1)), max_size=80)

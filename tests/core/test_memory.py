@@ -13,8 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedecho.core.disk import DiskFullError
-from fedecho.core.memory import ClientMemory, Place
+from fedecho.storage.client_memory import ClientMemory, Place
+from fedecho.storage.files import DiskFullError
 
 PLACES: tuple[Place, ...] = ("device", "cpu", "file")
 NUM_CLIENTS, SIZE = 4, 3
@@ -114,8 +114,8 @@ def test_a_checkpoint_copies_little_at_a_time(tmp_path: Path) -> None:
 
 
 def test_a_piece_may_lie_in_two_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedecho.core.mapped.BLOCK_BYTES", 4096)
-    monkeypatch.setattr("fedecho.core.memory.BLOCK_BYTES", 3 * 2048)
+    monkeypatch.setattr("fedecho.storage.client_memory.MAPPED_BLOCK_BYTES", 4096)
+    monkeypatch.setattr("fedecho.storage.client_memory.BLOCK_BYTES", 3 * 2048)
     memory = ClientMemory(10, torch.zeros(512), "file", str(tmp_path))
     for client in range(7):
         memory[client] = torch.full((512,), float(client))

@@ -15,7 +15,7 @@ from torch.nn.utils.prune import l1_unstructured
 from fedecho.core.layout import Layout
 from fedecho.core.modules import FullState, copied, structure_of
 from fedecho.core.types import Weights
-from fedecho.models.resnet import resnet18
+from fedecho.tasks.vision.resnet import resnet18
 
 
 class Everything(nn.Module):

@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedecho.core.layout import Layout
-from fedecho.core.narrow import Sampled, without_narrow
-from fedecho.models.resnet import resnet18
+from fedecho.core.layout import Layout, Sampled, without_narrow
+from fedecho.tasks.vision.resnet import resnet18
 
 
 def gradients(module: nn.Module, images: Tensor) -> dict[str, Tensor]:
@@ -56,7 +55,7 @@ def test_a_bound_network_keeps_its_names_and_trains_rightly() -> None:
 def test_many_steps_of_a_narrow_network_harm_no_memory() -> None:
     """In a process of its own, since what is to be seen is that it ends well."""
     steps = (
-        "import torch\nfrom fedecho.core.layout import Layout\nfrom fedecho.models.resnet import resnet18\n"
+        "import torch\nfrom fedecho.core.layout import Layout\nfrom fedecho.tasks.vision.resnet import resnet18\n"
         "torch.set_num_threads(1)\nmodule = resnet18(10, width=2)\nbound = Layout.of(module).bind(module)\n"
         "for _ in range(10): bound.module(torch.randn(5, 3, 32, 32)).sum().backward()\n"
     )

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedecho.core.numbers import NumberSet
+from fedecho.core.clients import NumberSet
 
 
 @given(st.lists(st.integers(0, 300)), st.lists(st.integers(-5, 400)))

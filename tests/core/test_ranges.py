@@ -11,12 +11,12 @@ import pytest
 from fedecho import ALGORITHMS, TASKS, Distiller, Experiment, Faults, FedBuff, LocalTraining, Runtimes
 from fedecho.core.admission import Admission
 from fedecho.core.ranges import Range, SettingError, at_least, between, check_ranges, positive, ranges_of, share
-from fedecho.data.partition import PARTITIONERS
-from fedecho.experiments.execution import Execution
-from fedecho.flower.run_config import Settings
-from fedecho.flower.waiting import Waiting
+from fedecho.flower.config import Settings
+from fedecho.flower.grid import Waiting
 from fedecho.learning.privacy import Privacy
+from fedecho.runs.execution import Execution
 from fedecho.simulation.attacks import Attack
+from fedecho.tasks.partition import PARTITIONERS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedecho.core.rng import below, derive, global_rng, numpy_rng, torch_rng, uniform
+from fedecho.core.randomness import below, derive, global_rng, numpy_rng, torch_rng, uniform
 
 GOLDEN = [
     (0, (), 7210762507766007076),
@@ -115,9 +115,9 @@ def test_neighbouring_addresses_are_uncorrelated() -> None:
 
 def test_uniform_never_reaches_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """The largest of the 63-bit numbers still gives less than 1, the smallest exactly 0."""
-    monkeypatch.setattr("fedecho.core.rng.derive", lambda seed, *address: 2**63 - 1)
+    monkeypatch.setattr("fedecho.core.randomness.derive", lambda seed, *address: 2**63 - 1)
     assert uniform(0) == 1 - 2**-53
-    monkeypatch.setattr("fedecho.core.rng.derive", lambda seed, *address: 0)
+    monkeypatch.setattr("fedecho.core.randomness.derive", lambda seed, *address: 0)
     assert uniform(0) == 0.0
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedecho.algorithms import FedBuff
-from fedecho.core.rng import below, derive
+from fedecho.core.randomness import below, derive
 from fedecho.core.server import Server
 from fedecho.core.types import ClientUpdate, GlobalModel, Joined, Left, Lost, Weights
 

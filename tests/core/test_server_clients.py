@@ -8,7 +8,7 @@ import torch
 from small_server import answer, answer_to, contents, good_update, make_server, synchronous_server
 
 from fedecho.algorithms import FedBuff
-from fedecho.core.rng import derive
+from fedecho.core.randomness import derive
 from fedecho.core.types import Joined, Left, Lost, Message, Refused
 
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from small_server import answer, contents, make_server
 
 from fedecho.algorithms import CA2FL, FADAS, FedAC, FedAsync, FedAvg, FedBuff
-from fedecho.core.checkpoint import decode, load_checkpoint, save_checkpoint
 from fedecho.core.server import Server
 from fedecho.core.types import GlobalModel, Joined, Left, Lost, Weights
+from fedecho.storage.checkpoint import decode, load_checkpoint, save_checkpoint
 
 METHODS: dict[str, Any] = {
     "fedavg": FedAvg(buffer_size=3),

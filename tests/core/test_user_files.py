@@ -15,15 +15,13 @@ from typer.testing import CliRunner
 
 from fedecho import Runtimes, load
 from fedecho.cli import app
-from fedecho.core.digest import file_sha256
-from fedecho.core.toml import MAX_DEPTH, parsed, read_toml
-from fedecho.core.user_files import FileError, check_file, read_bytes
-from fedecho.data.cifar import read_cifar10
-from fedecho.data.instructions import read_instructions
-from fedecho.data.pairs import read_pairs
-from fedecho.data.stl10 import map_stl10, read_stl10
-from fedecho.data.unlabeled import read_unlabeled
-from fedecho.flower.key_values import key_values
+from fedecho.flower.config import key_values
+from fedecho.storage.files import file_sha256
+from fedecho.storage.user_files import MAX_DEPTH, FileError, check_file, parsed, read_bytes, read_toml
+from fedecho.tasks.text.readers import read_instructions, read_pairs
+from fedecho.tasks.vision.cifar_files import read_cifar10
+from fedecho.tasks.vision.images import map_stl10, read_stl10
+from fedecho.tasks.vision.unlabeled import read_unlabeled
 
 READERS: dict[str, Callable[[Path], object]] = {
     "mine.toml": read_toml,

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from official_files import Form, generated, python2_pickle, write_batch, write_cifar10, write_cifar100
 
-from fedecho.data import cifar
-from fedecho.data.cifar import read_cifar10, read_cifar100
-from fedecho.data.images import Images
-from fedecho.data.locate import MissingDataError, data_folder
+from fedecho.tasks.data_files import MissingDataError, data_folder
+from fedecho.tasks.vision import cifar_files as cifar
+from fedecho.tasks.vision.cifar_files import read_cifar10, read_cifar100
+from fedecho.tasks.vision.images import Images
 
 ROOT = Path(__file__).parents[2]
 SHARED = ROOT.parent / "shared" / "data"

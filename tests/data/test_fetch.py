@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from official_files import generated, write_cifar10
 
-from fedecho.data import fetch as fetching
-from fedecho.data.cifar import read_cifar10
-from fedecho.data.fetch import SOURCES, FetchError, Patience, fetch
+from fedecho.tasks.vision import fetch as fetching
+from fedecho.tasks.vision.cifar_files import read_cifar10
+from fedecho.tasks.vision.fetch import SOURCES, FetchError, Patience, fetch
 
 FAST = Patience(attempts=3, pause_s=0.001, timeout_s=5)
 ARCHIVE, FOLDER = "cifar-10-python.tar.gz", "cifar-10-batches-py"

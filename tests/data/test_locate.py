@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from fedecho.data.locate import FOLDERS, MissingDataError, data_folder, find
+from fedecho.tasks.data_files import FOLDERS, MissingDataError, data_folder, find
 
 
 def test_the_argument_comes_before_the_variable_before_the_default(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedecho.data import partition
-from fedecho.data.partition import PARTITIONERS, DirichletPartitioner, DrawnPartitioner, IidPartitioner, ShardPartitioner
+from fedecho.tasks import partition
+from fedecho.tasks.partition import PARTITIONERS, DirichletPartitioner, DrawnPartitioner, IidPartitioner, ShardPartitioner
 
 PARTITIONS: list[Any] = [
     DirichletPartitioner(alpha=1.0),

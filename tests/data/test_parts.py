@@ -7,9 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedecho.core.rng import numpy_rng
-from fedecho.data.partition import DirichletPartitioner, DrawnPartitioner, IidPartitioner, ShardPartitioner
-from fedecho.data.parts import HeldParts, as_parts
+from fedecho.core.randomness import numpy_rng
+from fedecho.tasks.partition import (
+    DirichletPartitioner,
+    DrawnPartitioner,
+    HeldParts,
+    IidPartitioner,
+    ShardPartitioner,
+    as_parts,
+)
 
 LABELS = np.random.default_rng(0).integers(0, 4, 300)
 

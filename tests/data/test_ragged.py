@@ -7,10 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedecho.core.tokens import Positions
-from fedecho.data.packing import Packing, first_fit, own_text_only
-from fedecho.data.ragged import Ragged, To
-from fedecho.data.spans import Spans
+from fedecho.core.task import Positions
+from fedecho.tasks.text.batches import Packing, Ragged, Spans, To, first_fit, own_text_only
 
 sequences = st.lists(st.lists(st.integers(1, 99), min_size=2, max_size=7), min_size=1, max_size=6)
 

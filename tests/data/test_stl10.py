@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 from official_files import Examples, Pixels, generated, write_stl10
 
-from fedecho.data.images import centre_cropped, resized
-from fedecho.data.locate import MissingDataError
-from fedecho.data.stl10 import map_stl10, read_stl10
+from fedecho.tasks.data_files import MissingDataError
+from fedecho.tasks.vision.images import centre_cropped, map_stl10, read_stl10, resized
 
 TRAIN, TEST = generated(30, 10, size=96), generated(20, 10, seed=1, size=96)
 UNLABELED = generated(40, 10, seed=2, size=96)[0]

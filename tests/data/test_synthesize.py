@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedecho.core.rng import torch_rng
-from fedecho.data import synthesize as module
-from fedecho.data.synthesize import synthesize
+from fedecho.core.randomness import torch_rng
+from fedecho.tasks.vision import synthesize as module
+from fedecho.tasks.vision.synthesize import synthesize
 
 diffusers = pytest.importorskip("diffusers", reason="needs the extra [synthetic]")
 

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 from tiny_text import pairs, questions, write_gsm8k, write_mrpc
 
-from fedecho.data.instructions import read_instructions
-from fedecho.data.locate import MissingDataError, find_model
-from fedecho.data.pairs import read_pairs
+from fedecho.tasks.data_files import MissingDataError, find_model
+from fedecho.tasks.text.readers import read_instructions, read_pairs
 
 
 def test_glue_files_are_read_as_they_are_written(tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from official_files import Form, generated, write_cifar10, write_cifar100, write_stl10
 
-from fedecho.core.rng import numpy_rng
-from fedecho.data import images, unlabeled
-from fedecho.data.images import resized
-from fedecho.data.locate import MissingDataError, data_folder
-from fedecho.data.unlabeled import read_unlabeled
+from fedecho.core.randomness import numpy_rng
+from fedecho.tasks.data_files import MissingDataError, data_folder
+from fedecho.tasks.vision import images, unlabeled
+from fedecho.tasks.vision.images import resized
+from fedecho.tasks.vision.unlabeled import read_unlabeled
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 FORMS: tuple[Form, ...] = ("python2", "binary")

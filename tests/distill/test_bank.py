@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedecho.core.checkpoint import decode, encode
 from fedecho.distill import Bank
+from fedecho.storage.checkpoint import decode, encode
 
 ROWS, CLASSES = 7, 3
 CPU = torch.device("cpu")

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedecho import Distiller, load, resume, simulate
-from fedecho.core.checkpoint import decode, encode
 from fedecho.distill import Bank
-from fedecho.distill.entries import Keeping
-from fedecho.experiments.run import Interrupted
+from fedecho.distill.bank import Keeping
+from fedecho.runs.run import Interrupted
+from fedecho.storage.checkpoint import decode, encode
 
 ROWS, CLASSES = 5, 3
 CPU = torch.device("cpu")

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedecho import Distiller, load, resume, simulate
-from fedecho.core.checkpoint import decode, encode
 from fedecho.core.layout import Layout
 from fedecho.distill import Bank
-from fedecho.distill.entries import Keeping
-from fedecho.distill.prior import PriorCorrection
-from fedecho.distill.token_student import TokenStudent
-from fedecho.experiments.run import Interrupted
+from fedecho.distill.bank import Keeping
+from fedecho.distill.student import TokenStudent
+from fedecho.distill.teachers import PriorCorrection
+from fedecho.runs.run import Interrupted
+from fedecho.storage.checkpoint import decode, encode
 
 ROWS, CLASSES = 40, 4
 CPU = torch.device("cpu")

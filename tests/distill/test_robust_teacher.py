@@ -9,10 +9,10 @@ from hypothesis.extra.numpy import arrays
 from scipy.stats import entropy, trim_mean
 from torch import Tensor
 
-from fedecho.distill import robust
+from fedecho.distill import teachers as robust
 from fedecho.distill.bank import Bank
 from fedecho.distill.distiller import Distiller
-from fedecho.distill.robust import TeacherRule, robust_teacher
+from fedecho.distill.teachers import TeacherRule, robust_teacher
 
 LOGITS = st.integers(1, 9).flatmap(lambda num: arrays(np.float64, (num, 5, 3), elements=st.floats(-20, 20)))
 

@@ -13,15 +13,14 @@ import torch
 from tiny_text import write_world
 from torch import Tensor, nn
 
-from fedecho.core.checkpoint import decode, encode
 from fedecho.core.layout import Layout
-from fedecho.core.tokens import Positions
+from fedecho.core.task import Positions
 from fedecho.core.types import Weights
 from fedecho.distill import Distiller
 from fedecho.distill.distiller import Adam
-from fedecho.distill.storage import FullLogits, HiddenStates, TopLogits, storage_for
-from fedecho.distill.token_bank import TokenBank, TokenTeacher
-from fedecho.distill.token_student import TokenStudent, student_for
+from fedecho.distill.student import TokenStudent, student_for
+from fedecho.distill.token_bank import FullLogits, HiddenStates, TokenBank, TokenTeacher, TopLogits, storage_for
+from fedecho.storage.checkpoint import decode, encode
 from fedecho.tasks import MathInstructTask
 
 V = 50

@@ -11,7 +11,7 @@ from click import Group
 from typer.testing import CliRunner
 
 from fedecho.cli import app
-from fedecho.experiments.config import load
+from fedecho.runs.config import load
 
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)

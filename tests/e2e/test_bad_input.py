@@ -9,7 +9,7 @@ from typer.testing import CliRunner, Result
 
 from fedecho import load, simulate
 from fedecho.cli import app
-from fedecho.data.unlabeled import read_unlabeled
+from fedecho.tasks.vision.unlabeled import read_unlabeled
 
 
 def fedecho(*words: str) -> Result:

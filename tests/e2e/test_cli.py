@@ -19,12 +19,14 @@ from typer.testing import CliRunner
 
 from fedecho import ALGORITHMS, RECIPES, FedBuff, __version__, load, resume, simulate
 from fedecho.cli import app
-from fedecho.core import breaks
-from fedecho.core.drive import Moment
-from fedecho.experiments import compare, led, signals, state
-from fedecho.experiments.config import to_config
-from fedecho.experiments.record import read_record
-from fedecho.experiments.run import Interrupted
+from fedecho.core import task as breaks
+from fedecho.core.loop import Moment
+from fedecho.runs import compare, signals
+from fedecho.runs import job_processes as led
+from fedecho.runs import run_stats as state
+from fedecho.runs.config import to_config
+from fedecho.runs.record import read_record
+from fedecho.runs.run import Interrupted
 from fedecho.tasks import classification
 
 SHORT = ["--set", "local.num_local_steps=1", "--set", "task.width=1", "--set", "task.num_unlabeled=20"]

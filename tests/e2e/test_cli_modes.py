@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 
 from fedecho.cli import app
 from fedecho.cli.complete import complete_algorithms, complete_source
-from fedecho.core.drive import Moment
+from fedecho.core.loop import Moment
 from fedecho.core.server import Receipt
-from fedecho.experiments.state import RunState, clock
-from fedecho.report.progress import LiveProgress
+from fedecho.report.terminal import LiveProgress
+from fedecho.runs.run_stats import RunState, clock
 
 SHORT = ["--versions", "2", "--set", "local.num_local_steps=1", "--set", "task.width=1", "--set", "task.num_unlabeled=20"]
 

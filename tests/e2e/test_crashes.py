@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from fedecho import TASKS, DigitsTask
 from fedecho.cli import app
-from fedecho.experiments.folder import own_folder
+from fedecho.runs.folder import own_folder
 
 SMALL = ["--set", "local.num_local_steps=1", "--set", "task.width=1", "--set", "task.num_unlabeled=20"]
 

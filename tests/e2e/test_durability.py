@@ -20,19 +20,19 @@ from typer.testing import CliRunner
 
 from fedecho import Experiment, FedBuff, Runtimes, load, resume, simulate
 from fedecho.cli import app
-from fedecho.core import checkpoint
-from fedecho.core.checkpoint import CheckpointError, load_checkpoint
-from fedecho.core.disk import DiskFullError, disk_full_at
-from fedecho.core.drive import Moment
-from fedecho.experiments import ending
-from fedecho.experiments import run as running
-from fedecho.experiments.config import from_config, to_config
-from fedecho.experiments.described import described
-from fedecho.experiments.folder import LOCK, owned
-from fedecho.experiments.paper import Cell, Column, Row
-from fedecho.experiments.record import read_header, read_record
-from fedecho.experiments.results import run_cell
-from fedecho.experiments.summary import Summary
+from fedecho.core.loop import Moment
+from fedecho.paper.results import run_cell
+from fedecho.paper.tables import Cell, Column, Row
+from fedecho.runs import folder as ending
+from fedecho.runs import run as running
+from fedecho.runs.config import from_config, to_config
+from fedecho.runs.experiment import described
+from fedecho.runs.folder import LOCK, owned
+from fedecho.runs.record import read_header, read_record
+from fedecho.runs.summary import Summary
+from fedecho.storage import checkpoint
+from fedecho.storage.checkpoint import CheckpointError, load_checkpoint
+from fedecho.storage.files import DiskFullError, disk_full_at
 
 SMALL = ["task.width=1", "local.num_local_steps=1", "task.num_unlabeled=20", "eval_every=2"]
 NO_LIMIT = resource.RLIM_INFINITY
@@ -150,7 +150,7 @@ def test_another_fault_of_the_disk_is_not_called_full() -> None:
 HOLD = """
 import sys, time
 from pathlib import Path
-from fedecho.experiments.folder import owned
+from fedecho.runs.folder import owned
 with owned(Path(sys.argv[1]), print):
     print("held", flush=True)
     time.sleep(600)
@@ -183,7 +183,7 @@ def test_a_file_system_without_locks_is_used_with_a_word(tmp_path: Path, monkeyp
         raise OSError(errno.ENOLCK, "No locks available")
 
     said: list[str] = []
-    monkeypatch.setattr("fedecho.experiments.folder.flock", no_locks)
+    monkeypatch.setattr("fedecho.runs.folder.flock", no_locks)
     with owned(tmp_path / "run", said.append):
         assert "without locks" in said[0]
     assert not (tmp_path / "run").exists()
@@ -307,7 +307,7 @@ def test_a_run_of_before_there_was_a_setting_still_resumes(tmp_path: Path, whole
         return tree
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedecho.experiments.run.config_of", before)
+        patch.setattr("fedecho.runs.run.config_of", before)
         stopped_with_checkpoint(tmp_path)
     assert "proximal" not in read_header(tmp_path)["config"]["local"]
     other = from_config(read_header(tmp_path)["config"])

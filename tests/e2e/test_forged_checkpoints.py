@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from fedecho import Experiment, load, resume, simulate
 from fedecho.cli import app
-from fedecho.core.drive import Moment
+from fedecho.core.loop import Moment
 
 Named = dict[str, Any]
 Tensors = dict[str, Tensor]

@@ -17,10 +17,10 @@ from typer.testing import CliRunner, Result
 
 from fedecho import ALGORITHMS, RECIPES, Experiment, load, simulate
 from fedecho.cli import app, comparison, runs, tables
-from fedecho.experiments.compare import Compared
-from fedecho.experiments.config import to_config
-from fedecho.experiments.cost import ServerCost
-from fedecho.experiments.summary import Summary
+from fedecho.runs.compare import Compared
+from fedecho.runs.config import to_config
+from fedecho.runs.estimates import ServerCost
+from fedecho.runs.summary import Summary
 
 FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], print_blob=True)
 

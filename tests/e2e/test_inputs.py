@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from fedecho import DigitsTask, load, resume, simulate
 from fedecho.cli import app
-from fedecho.core.digest import file_sha256
+from fedecho.storage.files import file_sha256
 
 MRPC = ["task.model=tiny-bert", "task.unlabeled_size=4", "eval_every=5"]
 MATH = ["task.model=tiny-llama", "task.train=gsm8k-train", "task.num_unlabeled=4", "task.max_new_tokens=2", "eval_every=5"]

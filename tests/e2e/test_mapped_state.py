@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from fedecho import Experiment, load, resume, simulate
-from fedecho.core.disk import DiskFullError
-from fedecho.experiments.run import Interrupted
+from fedecho.runs.run import Interrupted
+from fedecho.storage.files import DiskFullError
 
 SMALL = ["task.width=1", "local.num_local_steps=1", "task.num_unlabeled=20", "eval_every=20"]
 IN_A_FILE = {
@@ -28,8 +28,8 @@ def experiment(algorithm: str, folder: Path | None = None) -> Experiment:
 def test_a_mapped_run_is_the_run_in_memory_also_after_a_stop(
     algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedecho.core.memory.BLOCK_BYTES", 4096)  # so that there are several blocks
-    monkeypatch.setattr("fedecho.core.mapped.TOUCHED_BYTES", 10_000)  # and pages are handed back all the time
+    monkeypatch.setattr("fedecho.storage.client_memory.BLOCK_BYTES", 4096)  # so that there are several blocks
+    monkeypatch.setattr("fedecho.storage.client_memory.TOUCHED_BYTES", 10_000)  # and pages are handed back all the time
     expected, moments = simulate(experiment(algorithm)).summary.model_sha256, []
 
     def stop(moment: Any, scores: Any) -> None:

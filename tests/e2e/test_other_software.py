@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 import fedecho
 from fedecho import Experiment, load, resume, simulate
 from fedecho.cli import app
-from fedecho.core.drive import Moment
-from fedecho.experiments.compare import Planned, run_all
-from fedecho.experiments.record import read_header, read_record
+from fedecho.core.loop import Moment
+from fedecho.runs.compare import Planned, run_all
+from fedecho.runs.record import read_header, read_record
 
 Change = Callable[[dict[str, Any]], None]
 

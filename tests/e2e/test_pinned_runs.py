@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from fedecho import ALGORITHMS, Experiment, load, resume, simulate
-from fedecho.experiments.record import read_record
+from fedecho.runs.record import read_record
 
 PINS = Path(__file__).with_name("pinned_runs.json")
 REAL_TIME = ("real_s", "clients_s", "server_s", "peak_bytes")

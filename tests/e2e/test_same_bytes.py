@@ -15,8 +15,8 @@ import pytest
 from tests.simulation.hand_pool import shared_memory
 
 from fedecho import ALGORITHMS, load, simulate
-from fedecho.experiments.record import read_record
-from fedecho.experiments.summary import Summary
+from fedecho.runs.record import read_record
+from fedecho.runs.summary import Summary
 
 SETTINGS = ["--versions", "40", "--set", "task.width=4"]
 

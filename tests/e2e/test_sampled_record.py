@@ -7,14 +7,15 @@ from typing import Any
 import pytest
 
 from fedecho import load, resume, simulate
-from fedecho.core.checkpoint import decode
-from fedecho.experiments import accounting, identity
-from fedecho.experiments.record import RECORD, read_header, read_record
-from fedecho.experiments.run import Interrupted
-from fedecho.experiments.summary import Summary
 from fedecho.learning.privacy import Privacy
-from fedecho.report.book import report_of
 from fedecho.report.load import read_run
+from fedecho.report.page import report_of
+from fedecho.runs import identity
+from fedecho.runs import privacy_budget as accounting
+from fedecho.runs.record import RECORD, read_header, read_record
+from fedecho.runs.run import Interrupted
+from fedecho.runs.summary import Summary
+from fedecho.storage.checkpoint import decode
 
 SETTINGS = ["task.width=1", "local.num_local_steps=1", "eval_every=5"]
 FAULTS = ["faults.dropout=0.2", "faults.available_s=200.0", "faults.unavailable_s=100.0"]
@@ -91,7 +92,7 @@ def test_a_sampled_run_that_is_stopped_goes_on_to_the_same_bytes(
     with pytest.raises(Interrupted):
         simulate(experiment(every, *FAULTS), out=tmp_path / "run", checkpoint_s=0.0, watch=stop)
     if not with_tally:  # a checkpoint of before: the tally is counted from the record, which is whole
-        monkeypatch.setattr("fedecho.experiments.run.decode", lambda *parts: _without_tally(decode(*parts)))
+        monkeypatch.setattr("fedecho.runs.run.decode", lambda *parts: _without_tally(decode(*parts)))
     found = resume(tmp_path / "run").summary
     expected = Summary.read(runs[1] if with_tally else runs[0])
     for name in ("model_sha256", "arrivals_sha256", "mean_staleness", "max_staleness"):

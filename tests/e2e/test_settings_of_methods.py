@@ -8,10 +8,9 @@ from typer.testing import CliRunner, Result
 
 from fedecho import ALGORITHMS, load
 from fedecho.cli import app, comparison
-from fedecho.experiments.compare import Compared, Planned
-from fedecho.experiments.config import ConfigError, to_config
-from fedecho.experiments.pointers import KEYS, METHODS
-from fedecho.experiments.shared_settings import settings_of_methods
+from fedecho.runs.compare import Compared, Planned, settings_of_methods
+from fedecho.runs.config import ConfigError, to_config
+from fedecho.runs.suggestions import KEYS, METHODS
 
 SHORT = ["--seeds", "0", "--versions", "1", "--set", "local.num_local_steps=1", "--set", "task.num_unlabeled=20", "--jobs", "1"]
 

@@ -9,7 +9,7 @@ import torch
 
 from fedecho import DigitsTask, Experiment, Faults, FedBuff, LocalTraining, load, resume, simulate
 from fedecho.core.admission import Admission
-from fedecho.core.drive import Moment
+from fedecho.core.loop import Moment
 from fedecho.distill import Bank
 
 SMALL = ["task.width=1", "local.num_local_steps=1", "task.num_unlabeled=20"]

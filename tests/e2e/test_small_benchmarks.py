@@ -10,7 +10,7 @@ from benchmarks import bank_budget, fuzz, halve, million, packing, soak, text_st
 from safetensors.torch import load_file
 from tiny_text import write_gsm8k, write_world
 
-from fedecho.models.pretrained import files_of
+from fedecho.tasks.text.pretrained import files_of
 
 ROOT = Path(__file__).parents[2]
 

@@ -21,13 +21,12 @@ from typer.testing import CliRunner
 from fedecho import load
 from fedecho.cli import app
 from fedecho.cli.tables import TABLES
-from fedecho.experiments import run
-from fedecho.experiments.config import to_config
-from fedecho.experiments.folder import owned
-from fedecho.experiments.results import read_result
-from fedecho.experiments.shared_cells import first_of
-from fedecho.report.paper_tables import View
-from fedecho.report.table_forms import as_text, notes_of
+from fedecho.paper.rendering import View, as_text, notes_of
+from fedecho.paper.results import read_result
+from fedecho.paper.text_tables import first_of
+from fedecho.runs import run
+from fedecho.runs.config import to_config
+from fedecho.runs.folder import owned
 
 ROOT = Path(__file__).parents[2]
 SMALL = [

@@ -10,7 +10,7 @@ from tiny_text import save_classifier, save_language_model, write_world
 from typer.testing import CliRunner, Result
 
 from fedecho.cli import app
-from fedecho.models import pretrained
+from fedecho.tasks.text import pretrained
 
 MRPC = ["run", "mrpc", "--versions", "1", "--set", "task.model=tiny-bert", "--set", "task.unlabeled_size=4"]
 MATH = ["run", "mathinstruct", "--versions", "1", "--set", "task.model=tiny-llama", "--set", "task.train=gsm8k-train"]

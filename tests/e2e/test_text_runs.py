@@ -17,23 +17,25 @@ from typer.testing import CliRunner
 
 from fedecho import ALGORITHMS, Distiller, Experiment, GlobalModel, Weights, load, resume, simulate
 from fedecho.cli import app
-from fedecho.core.capture import Precision
 from fedecho.core.types import Dispatch
-from fedecho.distill.token_student import student_for
-from fedecho.experiments import signals, state
-from fedecho.experiments.build import bound_network
-from fedecho.experiments.config import differences, to_config
-from fedecho.experiments.gpu import GpuParts
-from fedecho.experiments.paper import Cell
-from fedecho.experiments.paper_text import ECHO, TABLES
-from fedecho.experiments.record import read_header
-from fedecho.experiments.results import path_of
-from fedecho.experiments.run import Result
+from fedecho.distill.student import student_for
+from fedecho.executors.executor import Job
+from fedecho.gpu.capture import Precision
 from fedecho.learning.trainer import Trainer
-from fedecho.models.pretrained import files_of
-from fedecho.report.paper_tables import View
-from fedecho.report.progress import LiveProgress
-from fedecho.simulation.executors.executor import Job
+from fedecho.paper.rendering import View
+from fedecho.paper.results import path_of
+from fedecho.paper.tables import Cell
+from fedecho.paper.text_tables import ECHO
+from fedecho.paper.text_tables import TEXT_TABLES as TABLES
+from fedecho.report.terminal import LiveProgress
+from fedecho.runs import run_stats as state
+from fedecho.runs import signals
+from fedecho.runs.build import bound_network
+from fedecho.runs.config import differences, to_config
+from fedecho.runs.on_gpu import GpuParts
+from fedecho.runs.record import read_header
+from fedecho.runs.run import Result
+from fedecho.tasks.text.pretrained import files_of
 
 KINDS = {
     "mrpc": ("mrpc", ["task.model=tiny-bert", "task.unlabeled_size=8"]),

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from fedecho import simulate
-from fedecho.experiments.config import from_config
-from fedecho.experiments.record import read_header, read_record
-from fedecho.flower.certificates import CA, CERTIFICATE, KEY, make_certificates, make_node_keys
-from fedecho.flower.launch import Tls, environment
-from fedecho.flower.local import LocalFederation
+from fedecho.flower.launch import CA, CERTIFICATE, KEY, Tls, environment, make_certificates, make_node_keys
+from fedecho.flower.local_federation import LocalFederation
+from fedecho.runs.config import from_config
+from fedecho.runs.record import read_header, read_record
 
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "examples" / "flower-digits"

@@ -17,12 +17,12 @@ from torch import nn
 
 from fedecho import CA2FL, Distiller, FedAC, FedAsync, FedAvg, FedBuff, FedEcho
 from fedecho.core.admission import Admission
-from fedecho.experiments.config import ConfigError
-from fedecho.experiments.record import read_record
 from fedecho.flower import AsyncStrategy, Waiting
 from fedecho.flower.user_model import layout_of
 from fedecho.report.load import find_runs, read_run
 from fedecho.report.methods import methods_of
+from fedecho.runs.config import ConfigError
+from fedecho.runs.record import read_record
 
 N = 4
 SEEN: list[dict[str, Any]] = []

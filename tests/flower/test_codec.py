@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from fedecho.core.layout import Layout
 from fedecho.core.types import Weights
-from fedecho.flower.codec import Codec
-from fedecho.flower.keys import check_addressee, introduction, partition_of, read_introduction
-from fedecho.flower.npy import to_array, to_tensor
+from fedecho.flower.codec import Codec, to_array, to_tensor
+from fedecho.flower.wire import check_addressee, introduction, partition_of, read_introduction
 
 CODEC = Codec(LAYOUT)
 

@@ -11,10 +11,9 @@ from flwr.app import RecordDict
 
 from fedecho.core.types import ClientUpdate, Dispatch, Joined, Left, Lost, Refused
 from fedecho.flower.codec import Codec
-from fedecho.flower.keys import introduction
-from fedecho.flower.superlink import SuperLinkGoneError
+from fedecho.flower.grid import Patience, SuperLinkGoneError, Waiting
 from fedecho.flower.transport import GridTransport
-from fedecho.flower.waiting import Patience, Waiting
+from fedecho.flower.wire import introduction
 
 CODEC = Codec(LAYOUT)
 

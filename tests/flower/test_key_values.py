@@ -11,7 +11,7 @@ from test_launch import executed
 from typer.testing import CliRunner
 
 from fedecho.cli import app
-from fedecho.flower.key_values import as_words, key_values
+from fedecho.flower.config import as_words, key_values
 from fedecho.flower.launch import Control
 
 NODE = ["join", "h:8000", "--insecure", "--client", "1"]

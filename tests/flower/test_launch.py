@@ -14,10 +14,9 @@ from typer.testing import CliRunner
 
 from fedecho.cli import app
 from fedecho.flower import launch
-from fedecho.flower.certificates import make_certificates, make_node_keys
-from fedecho.flower.launch import Control, LaunchError, RunFailedError, Tls
-from fedecho.flower.local import free_port
-from fedecho.flower.run_config import Settings, experiment, pause_of
+from fedecho.flower.config import Settings, experiment, pause_of
+from fedecho.flower.launch import Control, LaunchError, RunFailedError, Tls, make_certificates, make_node_keys
+from fedecho.flower.local_federation import free_port
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from networks import CHAOS, DIGITS, arrivals, kill_server_app, lines, secured, simulated_mean, wait_until
 
-from fedecho.experiments.summary import Summary
-from fedecho.flower.local import LocalFederation
+from fedecho.flower.local_federation import LocalFederation
+from fedecho.runs.summary import Summary
 
 pytestmark = pytest.mark.network
 

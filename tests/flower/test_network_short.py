@@ -6,17 +6,17 @@ from typing import Any
 
 from networks import DIGITS, arrivals, lines
 
-from fedecho.core.drive import drive
+from fedecho.core.loop import drive
 from fedecho.core.server import Server
 from fedecho.core.types import ClientUpdate, Dispatch, GlobalModel, Joined, Left, Message
 from fedecho.distill.student import Student
-from fedecho.experiments.build import bound_network
-from fedecho.experiments.config import from_config
-from fedecho.experiments.identity import model_digest
-from fedecho.experiments.record import read_header
-from fedecho.experiments.summary import Summary
-from fedecho.flower.local import LocalFederation
+from fedecho.flower.local_federation import LocalFederation
 from fedecho.learning.trainer import Trainer
+from fedecho.runs.build import bound_network
+from fedecho.runs.config import from_config
+from fedecho.runs.identity import model_digest
+from fedecho.runs.record import read_header
+from fedecho.runs.summary import Summary
 
 SETTINGS = "task.num_clients=3 concurrency=2 task.width=4 task.num_unlabeled=60 local.num_local_steps=3 "
 SETTINGS += "algorithm.inner.buffer_size=1 eval_every=1"

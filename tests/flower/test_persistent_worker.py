@@ -14,14 +14,13 @@ import pytest
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
 from fedecho.core.types import Dispatch, GlobalModel
-from fedecho.experiments.build import bound_network
-from fedecho.flower import link
+from fedecho.flower import client_app as link
 from fedecho.flower.codec import Codec
-from fedecho.flower.frames import receive_frame, send_frame
-from fedecho.flower.job import experiment_of, work
-from fedecho.flower.worker import birth, serve
+from fedecho.flower.wire import receive_frame, send_frame
+from fedecho.flower.worker import birth, experiment_of, serve, work
+from fedecho.runs.build import bound_network
 
-REFERENCE = "fedecho.flower.run_config:experiment"
+REFERENCE = "fedecho.flower.config:experiment"
 CONFIG = {
     "algorithm": "fedac",
     "settings": "task.num_clients=4 concurrency=3 task.width=2 local.num_local_steps=2",

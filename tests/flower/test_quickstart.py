@@ -12,9 +12,9 @@ import torch
 from networks import APPS, arrivals, lines, log_of
 from safetensors.torch import load_file
 
-from fedecho.experiments.summary import Summary
 from fedecho.flower.launch import RunFailedError
-from fedecho.flower.local import LocalFederation
+from fedecho.flower.local_federation import LocalFederation
+from fedecho.runs.summary import Summary
 
 pytestmark = pytest.mark.network
 

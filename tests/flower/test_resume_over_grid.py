@@ -17,15 +17,15 @@ from typer.testing import CliRunner
 
 from fedecho import Experiment, resume, simulate, trained
 from fedecho.cli import app
-from fedecho.experiments import accounting
-from fedecho.experiments.build import bound_network, server_of
-from fedecho.experiments.config import ConfigError, to_config
-from fedecho.experiments.record import read_header, read_record
-from fedecho.experiments.summary import Summary
 from fedecho.flower import Waiting, journal, make_client_app, server_app
 from fedecho.flower.codec import Codec
 from fedecho.flower.server_app import run_experiment
 from fedecho.learning.privacy import Privacy
+from fedecho.runs import privacy_budget as accounting
+from fedecho.runs.build import bound_network, server_of
+from fedecho.runs.config import ConfigError, to_config
+from fedecho.runs.record import read_header, read_record
+from fedecho.runs.summary import Summary
 from fedecho.simulation.attacks import Attack
 
 Spoil = Callable[[Message, Message], Message | None]

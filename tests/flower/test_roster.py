@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedecho.flower.roster import Change, Roster
+from fedecho.flower.grid import Change, Roster
 
 
 def test_nodes_that_come_and_go() -> None:

@@ -15,7 +15,7 @@ from test_resume_over_grid import KilledError, grid_for, killed_after, run
 from test_wire_equals_simulator import small
 
 from fedecho import FedBuff, FedEcho
-from fedecho.experiments.config import ConfigError
+from fedecho.runs.config import ConfigError
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from networks import DIGITS, arrivals
 
-from fedecho.experiments.summary import Summary
-from fedecho.flower.local import LocalFederation
+from fedecho.flower.local_federation import LocalFederation
+from fedecho.runs.summary import Summary
 
 pytestmark = pytest.mark.network
 

@@ -15,10 +15,10 @@ from networks import DIGITS, arrivals, lines, server_processes, wait_until
 from test_async_strategy import N, app, net
 
 from fedecho import FedBuff
-from fedecho.experiments.summary import Summary
 from fedecho.flower import AsyncStrategy, Waiting
-from fedecho.flower.local import LocalFederation, free_port
-from fedecho.flower.superlink import SuperLinkGoneError
+from fedecho.flower.grid import SuperLinkGoneError
+from fedecho.flower.local_federation import LocalFederation, free_port
+from fedecho.runs.summary import Summary
 
 GONE = [httpx.ConnectError("[Errno 111] Connection refused"), httpx.ReadTimeout("timed out"), RunNotRunningException()]
 

@@ -13,8 +13,8 @@ from loop_grid import LoopGrid
 from torch import nn
 
 from fedecho import CA2FL, FADAS, Distiller, FedAsync, FedAvg, FedBuff, FedEcho
-from fedecho.experiments.record import read_header, read_record
 from fedecho.flower import AsyncStrategy, Waiting
+from fedecho.runs.record import read_header, read_record
 
 EXAMPLES = (10, 990)
 app = ClientApp()

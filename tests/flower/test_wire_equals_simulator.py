@@ -12,14 +12,14 @@ from torch import nn
 
 from fedecho import ALGORITHMS, DigitsTask, Experiment, IidPartitioner, load, simulate
 from fedecho.core.types import Dispatch, GlobalModel
-from fedecho.experiments.build import bound_network
-from fedecho.experiments.record import read_record
 from fedecho.flower import Waiting, make_client_app
 from fedecho.flower.codec import Codec
-from fedecho.flower.job import work
 from fedecho.flower.server_app import run_experiment
+from fedecho.flower.worker import work
 from fedecho.learning.privacy import Privacy
 from fedecho.learning.trainer import Trainer
+from fedecho.runs.build import bound_network
+from fedecho.runs.record import read_record
 
 CONFIG = {"worker": False}
 MADE: dict[str, Experiment] = {}

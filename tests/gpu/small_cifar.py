@@ -8,7 +8,7 @@ import torch
 from official_files import write_cifar10
 
 from fedecho import Experiment, load
-from fedecho.core.capture import Precision
+from fedecho.gpu.capture import Precision
 
 EXACT = Precision(dtype=torch.float32, deterministic=True, compiled=False)
 ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

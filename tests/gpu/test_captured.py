@@ -10,10 +10,10 @@ from small_cifar import EXACT, ON_GPU, experiment
 from torch import Tensor
 
 from fedecho import Experiment, load, simulate
-from fedecho.core.drive import drive
-from fedecho.experiments import build
-from fedecho.experiments.build import Execution, Simulation, assembled, one_thread
-from fedecho.experiments.gpu import GpuParts
+from fedecho.core.loop import drive
+from fedecho.runs import build
+from fedecho.runs.build import Execution, Simulation, assembled, one_thread
+from fedecho.runs.on_gpu import GpuParts
 
 Outcome = tuple[list[tuple[float, int, int]], Tensor, Tensor]
 

@@ -11,16 +11,16 @@ from torch import Tensor, nn
 
 from fedecho import Experiment
 from fedecho.core.layout import Layout
-from fedecho.core.rng import derive
+from fedecho.core.randomness import derive
 from fedecho.core.types import Dispatch, GlobalModel, Weights
-from fedecho.distill.captured import update_of
 from fedecho.distill.distiller import Adam, Distiller
 from fedecho.distill.student import Student
-from fedecho.experiments.gpu import GpuParts, gpu_settings
+from fedecho.executors.executor import Job
+from fedecho.gpu.distillation import update_of
 from fedecho.learning.trainer import Trainer
-from fedecho.simulation.executors.executor import Job
-from fedecho.tasks.cifar import CifarTask
+from fedecho.runs.on_gpu import GpuParts, gpu_settings
 from fedecho.tasks.classification import seeded
+from fedecho.tasks.vision.cifar import CifarTask
 
 
 def near(ours: Tensor, plain: Tensor, tolerance: float) -> None:
@@ -100,7 +100,7 @@ def test_teaching_from_moments_that_have_seen_steps(data: Path, device: str) -> 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_evaluation_in_graphs_of_two_sizes_is_the_modules(data: Path, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedecho.tasks.cifar.EVAL_CHUNK", 25)  # of 60 test images: 25, 25 and 10
+    monkeypatch.setattr("fedecho.tasks.vision.cifar.EVAL_CHUNK", 25)  # of 60 test images: 25, 25 and 10
     with gpu_settings(EXACT, torch.device(device)):
         parts = GpuParts(experiment(data, "fedbuff"), EXACT, torch.device(device))
         for scale in (1.0, 1.5):

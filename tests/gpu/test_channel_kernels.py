@@ -7,12 +7,12 @@ import torch
 from small_cifar import ON_GPU
 from torch import Tensor
 
-from fedecho.core.capture import Precision, forward_of
-from fedecho.experiments.gpu import gpu_settings
-from fedecho.models import channel_ops
-from fedecho.models.kernel_check import fault
-from fedecho.models.resnet import resnet18
-from fedecho.models.row_norm import with_row_norm
+from fedecho.gpu import channel_ops
+from fedecho.gpu.capture import Precision, forward_of
+from fedecho.gpu.row_norm import with_row_norm
+from fedecho.gpu.self_test import fault
+from fedecho.runs.on_gpu import gpu_settings
+from fedecho.tasks.vision.resnet import resnet18
 
 pytestmark = ON_GPU
 SHAPES = [(50, 64, 32, 32), (50, 128, 16, 16), (50, 256, 8, 8), (50, 512, 4, 4), (7, 128, 5, 3)]

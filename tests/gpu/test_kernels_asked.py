@@ -8,12 +8,13 @@ import pytest
 import torch
 from small_cifar import EXACT, ON_GPU, experiment, write_noise
 
-from fedecho.core.capture import Precision
-from fedecho.experiments import gpu
-from fedecho.experiments.execution import Execution
-from fedecho.experiments.gpu import GpuParts, gpu_settings
-from fedecho.models import channel_ops, kernel_check
-from fedecho.models.kernel_check import fault
+from fedecho.gpu import channel_ops
+from fedecho.gpu import self_test as kernel_check
+from fedecho.gpu.capture import Precision
+from fedecho.gpu.self_test import fault
+from fedecho.runs import on_gpu as gpu
+from fedecho.runs.execution import Execution
+from fedecho.runs.on_gpu import GpuParts, gpu_settings
 
 LAYERS = [(4, 32, 32), (8, 16, 16), (16, 8, 8), (32, 4, 4)]
 

@@ -8,11 +8,11 @@ from small_cifar import EXACT, ON_GPU, experiment
 from test_captured import Outcome, captured_on_cpu, outcome
 
 from fedecho import Experiment
-from fedecho.experiments import build
-from fedecho.experiments.build import Execution, Simulation, assembled, one_thread
-from fedecho.experiments.execution import SLOTS, visible_gpus
-from fedecho.experiments.gpu import GpuParts, MakeBench
-from fedecho.simulation.executors.pool import PoolExecutor
+from fedecho.executors.pool import PoolExecutor
+from fedecho.runs import build
+from fedecho.runs.build import Execution, Simulation, assembled, one_thread
+from fedecho.runs.execution import SLOTS, visible_gpus
+from fedecho.runs.on_gpu import GpuParts, MakeBench
 
 
 def captured_in_a_pool(one: Experiment, num_workers: int) -> Outcome:

@@ -13,14 +13,15 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
 from fedecho import Experiment, load
-from fedecho.core.capture import Precision
 from fedecho.core.types import ClientUpdate, Dispatch, GlobalModel, Weights
-from fedecho.experiments import gpu
-from fedecho.experiments.gpu import GpuParts, gpu_settings
-from fedecho.learning.descent import bias_correction, update_of
-from fedecho.learning.replayed import ReplayedSteps
+from fedecho.executors.executor import Job
+from fedecho.gpu.capture import Precision
+from fedecho.gpu.replay import ReplayedSteps
+from fedecho.gpu.capture import compiled_update
+from fedecho.learning.descent import bias_correction
 from fedecho.learning.trainer import Trainer
-from fedecho.simulation.executors.executor import Job
+from fedecho.runs import on_gpu as gpu
+from fedecho.runs.on_gpu import GpuParts, gpu_settings
 
 KINDS = {
     "mrpc": ["task.model=tiny-bert", "task.unlabeled_size=4"],
@@ -194,8 +195,8 @@ def test_the_compiled_step_is_the_plain_one() -> None:
     there = [tensor.cuda() for tensor in tensors]
     low = [torch.zeros(1000, dtype=torch.bfloat16, device=device) for device in ("cuda", "cpu")]
     raw = [torch.zeros(1000, device=device) for device in ("cuda", "cpu")]
-    update_of(local, Precision())(there[0], low[0], there[1], raw[0], *there[2:], *(each.cuda() for each in bias))
-    update_of(local, Precision(compiled=False))(tensors[0], low[1], tensors[1], raw[1], *tensors[2:], *bias)
+    compiled_update(local, Precision())(there[0], low[0], there[1], raw[0], *there[2:], *(each.cuda() for each in bias))
+    compiled_update(local, Precision(compiled=False))(tensors[0], low[1], tensors[1], raw[1], *tensors[2:], *bias)
     for ours, plain in zip((there[0], *there[4:], raw[0]), (tensors[0], *tensors[4:], raw[1]), strict=True):
         torch.testing.assert_close(ours.cpu(), plain, rtol=1e-5, atol=1e-6)
     assert torch.equal(low[0], there[0].bfloat16())

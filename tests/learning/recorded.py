@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fedecho.core.lanes import WARM_UPS, Graph, ImmediateLane
+from fedecho.gpu.streams import WARM_UPS, Graph, ImmediateLane
 
 
 class Recorded(TorchDispatchMode):

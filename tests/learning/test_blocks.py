@@ -11,11 +11,12 @@ from test_replayed import ADAMW, SGD, replayed_of, same
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
-from fedecho.core.capture import Precision
-from fedecho.core.lanes import Graph, ImmediateLane
-from fedecho.learning import LocalTraining, replayed
-from fedecho.learning.blocks import repeated_blocks
-from fedecho.learning.descent import update_of
+from fedecho.gpu import replay as replayed
+from fedecho.gpu.capture import Precision
+from fedecho.gpu.compiled_blocks import repeated_blocks
+from fedecho.gpu.streams import Graph, ImmediateLane
+from fedecho.learning import LocalTraining
+from fedecho.gpu.capture import compiled_update
 
 DEPTH = 3
 FAST, SURE = Precision(torch.float32), Precision(torch.float32, deterministic=True)
@@ -77,7 +78,7 @@ def test_which_layers_are_repeated() -> None:
 def traced_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """The compiler's front alone, and for the layers alone: to generate code takes a minute on a CPU."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
-    monkeypatch.setattr(replayed, "update_of", lambda local, precision: update_of(local, Precision(compiled=False)))
+    monkeypatch.setattr(replayed, "compiled_update", lambda local, precision: compiled_update(local, Precision(compiled=False)))
     torch._dynamo.reset()
     counters.clear()
 
@@ -118,8 +119,8 @@ def test_blocks_that_cannot_be_compiled_are_captured_as_they_are(monkeypatch: py
 
         return work
 
-    plain_update = update_of(SGD, Precision(compiled=False))
-    monkeypatch.setattr(replayed, "update_of", lambda local, precision: plain_update)
+    plain_update = compiled_update(SGD, Precision(compiled=False))
+    monkeypatch.setattr(replayed, "compiled_update", lambda local, precision: plain_update)
     monkeypatch.setattr(torch, "compile", broken)
     module, said, lane = deep(), list[str](), CountingLane()
     ours = replayed_of(module, SGD, precision=FAST, say=said.append, lane=lane)

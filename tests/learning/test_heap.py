@@ -9,7 +9,7 @@ import pytest
 
 STEPS = """
 import ctypes, resource, sys, torch
-from fedecho.learning.heap import keep_heap
+from fedecho.learning.trainer import keep_heap
 torch.set_num_threads(1)
 libc = ctypes.CDLL(None)
 libc.mallopt(-1, 131072), libc.mallopt(-3, 131072)  # where glibc begins; what it makes of it later is luck

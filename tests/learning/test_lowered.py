@@ -20,10 +20,10 @@ from torch.nn.functional import cross_entropy, linear
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedecho.core.layout import BoundNetwork, Layout
+from fedecho.gpu.low_precision import places_of
+from fedecho.gpu.replay import ReplayedSteps
 from fedecho.learning import LocalTraining
-from fedecho.learning.lowered import places_of
-from fedecho.learning.replayed import ReplayedSteps
-from fedecho.learning.steps import EagerSteps
+from fedecho.learning.trainer import EagerSteps
 
 ADAMW = LocalTraining(optimizer="adamw", client_lr=0.01, batch_size=4)
 SGD = LocalTraining(client_lr=0.1, batch_size=4)

@@ -17,8 +17,8 @@ from fedecho.algorithms import FedBuff
 from fedecho.algorithms.noised import Noised
 from fedecho.core.layout import Layout
 from fedecho.core.types import Arrival, ClientUpdate, GlobalModel, Weights
-from fedecho.experiments.accounting import epsilon
 from fedecho.learning.privacy import Privacy
+from fedecho.runs.privacy_budget import epsilon
 
 SIZE, STATISTICS = 4000, 6
 MODEL = GlobalModel(3, Weights(torch.zeros(SIZE), torch.ones(STATISTICS)))

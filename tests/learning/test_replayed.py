@@ -11,15 +11,15 @@ from blobs import Blobs, dispatch_of, network, trainer_of
 from recorded import RecordingLane
 from torch import Tensor, nn
 
-from fedecho.core.capture import Precision
-from fedecho.core.lanes import Graph, ImmediateLane
 from fedecho.core.layout import Layout
 from fedecho.core.types import ClientUpdate
+from fedecho.gpu import replay as module_under_test
+from fedecho.gpu.capture import Precision
+from fedecho.gpu.replay import MadeOnDevice, ReplayedSteps, mapped, shape_of, tensors_of
+from fedecho.gpu.streams import Graph, ImmediateLane
 from fedecho.learning import LocalTraining, Trainer
-from fedecho.learning import replayed as module_under_test
-from fedecho.learning.batches import mapped, shape_of, tensors_of
-from fedecho.learning.descent import adamw_step, bias_correction, update_of
-from fedecho.learning.replayed import MadeOnDevice, ReplayedSteps
+from fedecho.gpu.capture import compiled_update
+from fedecho.learning.descent import adamw_step, bias_correction
 
 ADAMW = LocalTraining(optimizer="adamw", client_lr=0.01, epochs=3, batch_size=4, weight_decay=0.1, beta1=0.6, beta2=0.9)
 SGD = LocalTraining(client_lr=0.1, epochs=3, batch_size=4, weight_decay=0.01)
@@ -216,7 +216,7 @@ def test_the_step_with_numbers_on_the_device_is_the_plain_one() -> None:
     bias = bias_correction(local, torch.tensor(3.0, dtype=torch.float64))
     ours = [tensor.clone() for tensor in (params, grads, start, shift, first, second)]
     raw, low = torch.ones(100), torch.zeros(100, dtype=torch.bfloat16)
-    update_of(local, Precision(compiled=False))(ours[0], low, ours[1], raw, *ours[2:], *(each.float() for each in bias))
+    compiled_update(local, Precision(compiled=False))(ours[0], low, ours[1], raw, *ours[2:], *(each.float() for each in bias))
     assert torch.equal(ours[1], grads)
     assert torch.equal(raw, 1 + grads)
     adamw_step(local, params, grads, start, shift, first, second, *bias_correction(local, 3.0))

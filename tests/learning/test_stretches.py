@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedecho.core.layout import Layout, Part
-from fedecho.learning.stretches import ALIGNED, LARGE, stretches
+from fedecho.gpu.low_precision import ALIGNED, LARGE, stretches
 
 SIZES = st.lists(st.sampled_from([1, 2, 3, 8, 24, LARGE - 8, LARGE, LARGE + 1, LARGE + 8]), max_size=12)
 

@@ -10,7 +10,7 @@ from blobs import Blobs, dispatch_of, network, reference, trainer_of
 from torch import Tensor, nn
 
 from fedecho.learning import LocalTraining
-from fedecho.models.small_cnn import small_cnn
+from fedecho.tasks.vision.digits import small_cnn
 
 SGD = LocalTraining(client_lr=0.1, epochs=3, batch_size=4)
 

@@ -32,7 +32,7 @@ from torch.nn.functional import cross_entropy
 from fedecho.core.types import Dispatch, GlobalModel, Weights
 from fedecho.distill import Distiller, Student, distillation_loss
 from fedecho.distill.distiller import Adam
-from fedecho.simulation.executors.executor import Job
+from fedecho.executors.executor import Job
 
 PROBLEM, SMALL = make_problem(num_clients=200), make_problem(num_clients=30)
 

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 from torch.library import opcheck
 
-from fedecho.core.capture import Precision, forward_of
-from fedecho.models import channel_kernels, channel_ops
-from fedecho.models.channel_kernels import channel_gradient_sums, channel_input_gradient, channel_normalised, channel_sums
-from fedecho.models.channel_ops import cut
-from fedecho.models.kernel_check import fault
-from fedecho.models.resnet import resnet18
-from fedecho.models.row_norm import with_row_norm
+from fedecho.gpu import channel_kernels, channel_ops
+from fedecho.gpu.capture import Precision, forward_of
+from fedecho.gpu.channel_kernels import channel_gradient_sums, channel_input_gradient, channel_normalised, channel_sums
+from fedecho.gpu.channel_ops import cut
+from fedecho.gpu.row_norm import with_row_norm
+from fedecho.gpu.self_test import fault
+from fedecho.tasks.vision.resnet import resnet18
 
 CPU = torch.device("cpu")
 SHAPES = [(10, 64, 32, 32), (9, 128, 16, 16), (11, 256, 8, 8), (6, 512, 4, 4)]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fedecho.models.channel_ops import gradient_sums, input_gradient, normalised, suits_kernels, sums
+from fedecho.gpu.channel_ops import gradient_sums, input_gradient, normalised, suits_kernels, sums
 
 
 def by_channel(vector: torch.Tensor) -> torch.Tensor:

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedecho.models.fused import Fold, convolution, fused_inference
-from fedecho.models.resnet import resnet18
-from fedecho.models.small_cnn import small_cnn
+from fedecho.gpu.fused import Fold, convolution, fused_inference
+from fedecho.tasks.vision.digits import small_cnn
+from fedecho.tasks.vision.resnet import resnet18
 
 
 def as_it_is(work: Fold) -> Fold:
@@ -74,7 +74,7 @@ def test_every_relu_of_a_resnet_is_inside_a_convolution(monkeypatch: pytest.Monk
         calls.append(args[1] is not None)
         return convolution(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("fedecho.models.fused.convolution", counted)
+    monkeypatch.setattr("fedecho.gpu.fused.convolution", counted)
     through(lived_in(resnet18(width=8)), torch.randn(2, 3, 32, 32))
     assert (len(calls), sum(calls)) == (17, 8)
 

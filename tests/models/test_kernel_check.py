@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedecho.models import channel_ops
-from fedecho.models.kernel_check import fault, norm_shapes, without_kernels
-from fedecho.models.resnet import resnet18
+from fedecho.gpu import channel_ops
+from fedecho.gpu.self_test import fault, norm_shapes, without_kernels
+from fedecho.tasks.vision.resnet import resnet18
 
 CPU = torch.device("cpu")
 SHAPES = ((5, 16, 4, 3), (5, 128, 3, 3))

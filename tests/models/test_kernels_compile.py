@@ -12,8 +12,8 @@ triton = pytest.importorskip("triton", reason="needs Triton, which comes with a 
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from fedecho.models import channel_kernels as kernels  # noqa: E402
-from fedecho.models.channel_ops import cut  # noqa: E402
+from fedecho.gpu import channel_kernels as kernels  # noqa: E402
+from fedecho.gpu.channel_ops import cut  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
     tuple(map(int, triton.__version__.split(".")[:2])) < (3, 3), reason="before 3.3 Triton's compiler is called in another way"

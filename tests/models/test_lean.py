@@ -12,9 +12,12 @@ from torch.nn.functional import cross_entropy, rms_norm
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
-from fedecho.models import lean as lean_file  # noqa: E402
-from fedecho.models.lean import FusedRMSNorm, lean  # noqa: E402
-from fedecho.models.lora import with_lora  # noqa: E402
+from fedecho.tasks.text import adapters as lean_file  # noqa: E402
+from fedecho.tasks.text.adapters import (  # noqa: E402
+    FusedRMSNorm,
+    lean,
+    with_lora,
+)
 
 SIZES = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
 SIZES |= {"intermediate_size": 32, "head_dim": 8}

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedecho.models.patch_conv import PatchConv2d, suits_patches
+from fedecho.gpu.row_norm import PatchConv2d, suits_patches
 
 CONVS = [
     nn.Conv2d(3, 7, 3, 1, 1, bias=False),

@@ -9,7 +9,7 @@ import torch
 
 transformers = pytest.importorskip("transformers")
 
-from fedecho.models.room import cache_with_room  # noqa: E402
+from fedecho.tasks.text.gsm8k import cache_with_room  # noqa: E402
 
 SIZES = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
 SIZES |= {"intermediate_size": 32, "head_dim": 4, "max_position_embeddings": 64}

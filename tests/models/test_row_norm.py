@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from fedecho.core.capture import Precision, forward_of
 from fedecho.core.layout import Layout
-from fedecho.models.resnet import resnet18
-from fedecho.models.row_norm import RowBatchNorm2d, with_row_norm
+from fedecho.gpu.capture import Precision, forward_of
+from fedecho.gpu.row_norm import RowBatchNorm2d, with_row_norm
+from fedecho.tasks.vision.resnet import resnet18
 
 
 def test_resnet18_has_the_papers_number_of_parameters() -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fedecho.algorithms import FedAsync, FedBuff, FedEcho
 from fedecho.algorithms.fedecho import Echo
-from fedecho.core.idle import Idle
+from fedecho.core.clients import Idle
 from fedecho.core.layout import Layout
 from fedecho.core.server import Open, Server
 from fedecho.core.types import Arrival, ClientUpdate, Dispatch, GlobalModel, Weights

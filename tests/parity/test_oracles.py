@@ -14,7 +14,7 @@ from scenarios import BUFFER_SIZE, NUM_CLIENTS
 
 from fedecho.algorithms import CA2FL, FADAS, FedAC, FedAsync, FedAvg, FedBuff, FedEcho
 from fedecho.core.algorithm import Demands
-from fedecho.core.drive import Moment, drive
+from fedecho.core.loop import Moment, drive
 from fedecho.core.server import Server
 from fedecho.core.types import ClientUpdate, Dispatch, GlobalModel, Lost
 from fedecho.distill.distiller import Distiller

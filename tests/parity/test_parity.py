@@ -16,7 +16,7 @@ import torch
 from scenarios import BUFFER_SIZE, CLASSES, NUM_CLIENTS, NUM_VERSIONS
 
 from fedecho.algorithms import CA2FL, FADAS, FedAC, FedAsync, FedAvg, FedBuff, FedEcho
-from fedecho.core.drive import Moment, drive
+from fedecho.core.loop import Moment, drive
 from fedecho.core.server import Server
 from fedecho.core.types import ClientUpdate, Dispatch
 

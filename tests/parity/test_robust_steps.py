@@ -13,8 +13,8 @@ from hypothesis.extra.numpy import arrays
 from scipy.stats import trim_mean
 
 from fedecho.algorithms import FADAS, FedBuff
-from fedecho.algorithms.robust import combined, krum
-from fedecho.core.checkpoint import decode, encode
+from fedecho.algorithms.buffer import combined, krum
+from fedecho.storage.checkpoint import decode, encode
 
 DELTAS = st.integers(1, 9).flatmap(lambda num: arrays(np.float64, (num, 4), elements=st.floats(-9, 9)))
 

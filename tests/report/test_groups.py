@@ -16,12 +16,12 @@ from typer.testing import CliRunner
 
 from fedecho import Advance, Distiller, Experiment, FedBuff, FedEcho, LocalTraining, Weights, load, resume, simulate
 from fedecho.cli import app
-from fedecho.experiments.described import attributes
-from fedecho.experiments.record import read_header
-from fedecho.report.book import report_of
+from fedecho.report.inside import origin_section
 from fedecho.report.load import find_runs, read_run
 from fedecho.report.methods import Method, methods_of, repetitions
-from fedecho.report.origin import origin_section
+from fedecho.report.page import report_of
+from fedecho.runs.experiment import attributes
+from fedecho.runs.record import read_header
 
 
 class Lines:

@@ -14,9 +14,8 @@ from benchmarks.report_time import make_run
 from tests.report.hand_made import lines, write
 
 from fedecho import load, simulate
-from fedecho.report.book import report_of
-from fedecho.report.html import page
 from fedecho.report.live import serve
+from fedecho.report.page import page, report_of
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = [

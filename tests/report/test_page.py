@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 
 from fedecho import load, simulate
 from fedecho.cli import app
-from fedecho.report.book import report_of
-from fedecho.report.html import page, plotly_js
+from fedecho.report.page import page, plotly_js, report_of
 
 
 def own(text: str) -> str:

@@ -7,17 +7,14 @@ import numpy as np
 import pytest
 from tests.report.hand_made import lines, write
 
-from fedecho.report.accuracy import accuracy_section, glance
-from fedecho.report.book import report_of
-from fedecho.report.classes import classes_section, stragglers
+from fedecho.report.accuracy import accuracy_section, classes_section, glance, stragglers
 from fedecho.report.clients import clients_section
-from fedecho.report.costs import costs_section
-from fedecho.report.echo import echo_section
+from fedecho.report.drawing import figure_json
+from fedecho.report.inside import _toml, costs_section, echo_section, origin_section
 from fedecho.report.load import RunData, read_run
 from fedecho.report.methods import methods_of
-from fedecho.report.origin import _toml, origin_section
+from fedecho.report.page import report_of
 from fedecho.report.spec import Bars, Dots, Figure, Heat, Line, Spans
-from fedecho.report.traces import figure_json
 
 
 @pytest.fixture

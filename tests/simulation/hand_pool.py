@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from fedecho.core.layout import Layout
 from fedecho.core.types import Dispatch, GlobalModel, Weights
-from fedecho.simulation.executors.executor import Job
-from fedecho.simulation.executors.pool import PoolExecutor, _Worker
-from fedecho.simulation.executors.shared import received
-from fedecho.simulation.executors.worker import Done, Failed, Order
+from fedecho.executors.executor import Job
+from fedecho.executors.pool import PoolExecutor, _Worker
+from fedecho.executors.shared_memory import received
+from fedecho.executors.worker import Done, Failed, Order
 
 LAYOUT = Layout.of(nn.BatchNorm1d(2))
 SHARED = Path("/dev/shm")  # noqa: S108

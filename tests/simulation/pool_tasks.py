@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fedecho.data.partition import IidPartitioner, Partitioner
 from fedecho.learning.local import LocalTraining
 from fedecho.tasks import DigitsTask
+from fedecho.tasks.partition import IidPartitioner, Partitioner
 
 MOODY = 3
 LOCAL = LocalTraining(client_lr=0.05, num_local_steps=3, batch_size=16, control_variates=True)

@@ -9,10 +9,9 @@ from torch import nn
 
 from fedecho import DigitsTask, DirichletPartitioner, Experiment, load, simulate
 from fedecho.core.types import Arrival, GlobalModel, Weights
-from fedecho.experiments.build import assembled
-from fedecho.experiments.clients import training_task
-from fedecho.experiments.defence import defended
-from fedecho.experiments.summary import Summary
+from fedecho.runs.build import assembled, training_task
+from fedecho.runs.experiment import defended
+from fedecho.runs.summary import Summary
 from fedecho.simulation.attacks import Attack
 
 SMALL = ["task.num_clients=10", "concurrency=5", "local.epochs=1"]

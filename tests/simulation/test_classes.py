@@ -4,9 +4,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedecho.core.rng import numpy_rng, uniform
-from fedecho.simulation.classes import Classes
-from fedecho.simulation.runtimes import Runtimes
+from fedecho.core.randomness import numpy_rng, uniform
+from fedecho.simulation.runtimes import Classes, Runtimes
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=60), st.integers(0, 2**40), st.sampled_from([0.0, 1.0, 5.0]))

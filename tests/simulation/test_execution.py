@@ -8,11 +8,10 @@ import pytest
 import torch
 from hand_pool import HandPool, job
 
-from fedecho.experiments import execution
-from fedecho.experiments.execution import Execution, visible_gpus
-from fedecho.simulation.executors.pool import VISIBLE, seeing
-from fedecho.simulation.executors.ray import ENVIRONMENT, ray_settings
-from fedecho.simulation.executors.ray.address import check_address, check_reachable
+from fedecho.executors.pool import VISIBLE, seeing
+from fedecho.executors.ray_cluster import ENVIRONMENT, check_address, check_reachable, ray_settings
+from fedecho.runs import execution
+from fedecho.runs.execution import Execution, visible_gpus
 
 
 @pytest.mark.parametrize(

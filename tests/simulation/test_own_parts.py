@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedecho import FedBuff, FedEcho, Weights, resume, simulate
 from fedecho.algorithms.buffer import Buffer
 from fedecho.core.types import Advance, Arrival, GlobalModel
-from fedecho.experiments.record import read_header
+from fedecho.runs.record import read_header
 
 
 @dataclass(frozen=True)

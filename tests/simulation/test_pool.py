@@ -15,14 +15,13 @@ from hand_pool import shared_memory
 from pool_tasks import LOCAL, MOODY, DeafDigits, MoodyDigits
 
 from fedecho.algorithms import FedAC
-from fedecho.core.drive import Moment, drive
+from fedecho.core.loop import Moment, drive
 from fedecho.core.server import Server
 from fedecho.core.types import ClientUpdate, Dispatch, GlobalModel, Weights
-from fedecho.experiments.build import MakeTrainer
-from fedecho.simulation.executors import pool as executors_pool
-from fedecho.simulation.executors.executor import Executor, Job
-from fedecho.simulation.executors.pool import PoolExecutor, WorkerError
-from fedecho.simulation.executors.serial import SerialExecutor
+from fedecho.executors import pool as executors_pool
+from fedecho.executors.executor import Executor, Job, SerialExecutor
+from fedecho.executors.pool import PoolExecutor, WorkerError
+from fedecho.runs.build import MakeTrainer
 from fedecho.simulation.forecast import forecast
 from fedecho.simulation.runtimes import Runtimes
 from fedecho.simulation.transport import VirtualTransport

@@ -7,10 +7,10 @@ import pytest
 import torch
 from hand_pool import LAYOUT, HandPool, job, shared_memory
 
-from fedecho.simulation.executors import pool as pool_module
-from fedecho.simulation.executors.crew import MAX_LOSSES
-from fedecho.simulation.executors.pool import AHEAD, PoolExecutor, WorkerError
-from fedecho.simulation.executors.worker import Ready
+from fedecho.executors import pool as pool_module
+from fedecho.executors.pool import AHEAD, PoolExecutor, WorkerError
+from fedecho.executors.worker import Ready
+from fedecho.executors.worker_pool import MAX_LOSSES
 
 
 def test_a_clients_failure_is_told_with_its_number(pool: HandPool) -> None:

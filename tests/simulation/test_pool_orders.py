@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from hand_pool import HandPool, job, model
 
-from fedecho.simulation.executors.pool import AHEAD, DEPTH
+from fedecho.executors.pool import AHEAD, DEPTH
 
 
 def finish(pool: HandPool, number: int) -> Any:

@@ -14,10 +14,10 @@ from pool_tasks import MOODY
 from test_pool import NUM_VERSIONS, Federation, assert_same, job, make_trainer, model
 
 from fedecho import load, simulate
-from fedecho.core.drive import Moment
-from fedecho.simulation.executors.crew import MAX_LOSSES, WorkerError
-from fedecho.simulation.executors.ray import ENVIRONMENT, check_ray
-from fedecho.simulation.executors.serial import SerialExecutor
+from fedecho.core.loop import Moment
+from fedecho.executors.executor import SerialExecutor
+from fedecho.executors.ray_cluster import ENVIRONMENT, check_ray
+from fedecho.executors.worker_pool import MAX_LOSSES, WorkerError
 
 for name, value in ENVIRONMENT.items():
     os.environ.setdefault(name, value)
@@ -43,13 +43,13 @@ def machine() -> Iterator[None]:
 
 
 def ray_executor(cluster: Any, **options: Any) -> Any:
-    from fedecho.simulation.executors.ray.executor import RayExecutor
+    from fedecho.executors.ray_executor import RayExecutor
 
     return RayExecutor(cluster=cluster, **options)
 
 
 def executor(**options: Any) -> Any:
-    from fedecho.simulation.executors.ray.cluster import Cluster
+    from fedecho.executors.ray_cluster import Cluster
 
     return ray_executor(Cluster(None, options.pop("workers", 2), gpu=False), **options)
 
@@ -129,8 +129,8 @@ def test_who_finds_no_room_waits_while_the_others_work() -> None:
 
 def test_a_gpus_worker_is_given_many_jobs_at_once_and_who_finds_no_gpu_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU that Ray is only told of: its worker takes all its jobs before it is asked for the first result."""
-    from fedecho.simulation.executors.ray import executor as module
-    from fedecho.simulation.executors.ray.cluster import Cluster
+    from fedecho.executors import ray_executor as module
+    from fedecho.executors.ray_cluster import Cluster
 
     runner, said = ray_executor(Cluster(None, 1, gpu=True), make_trainer=make_trainer(), depth=8), []
     control = 0.03 * model(0).weights.params
@@ -156,7 +156,7 @@ def test_a_gpus_worker_is_given_many_jobs_at_once_and_who_finds_no_gpu_gives_up(
 
 
 def test_another_version_of_ray_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedecho.simulation.executors.ray import cluster
+    from fedecho.executors import ray_cluster as cluster
 
     def refuse(**options: Any) -> None:
         raise RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 2.9.0\n    Python: 3.9.1")
@@ -167,7 +167,7 @@ def test_another_version_of_ray_is_said(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_node_with_other_software_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedecho.simulation.executors.ray import executor as module
+    from fedecho.executors import ray_executor as module
 
     monkeypatch.setattr(module, "software", lambda: {"torch": "1.0"})
     with pytest.raises(WorkerError, match=r"the Ray node \S+ has torch \S+ and not 1.0: install the same on every node"):
@@ -191,7 +191,7 @@ def test_a_failure_is_told_with_the_client_and_too_many_workers_are_refused() ->
 
 
 def test_a_head_that_is_gone_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedecho.simulation.executors.ray import cluster as module
+    from fedecho.executors import ray_cluster as module
 
     runner = executor(make_trainer=make_trainer(), workers=1)
     try:
@@ -222,7 +222,7 @@ class Unable(Lost):
 @pytest.fixture
 def told_of(monkeypatch: pytest.MonkeyPatch) -> Any:
     """An executor whose one actor is played by the test."""
-    from fedecho.simulation.executors.ray import executor as module
+    from fedecho.executors import ray_executor as module
 
     handle = SimpleNamespace(run=SimpleNamespace(remote=lambda *order: object()))
     monkeypatch.setattr(module, "_dismiss", lambda worker: None)
@@ -241,7 +241,7 @@ def test_a_job_that_loses_every_worker_ends_the_run(told_of: Any) -> None:
 
 
 def test_a_worker_that_never_begins_is_not_made_up_for_by_one_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedecho.simulation.executors.ray import executor as module
+    from fedecho.executors import ray_executor as module
 
     monkeypatch.setattr(module, "_dismiss", lambda worker: None)
     monkeypatch.setattr(module.RayExecutor, "_hire", lambda self: module._Actor(None, None))

@@ -14,8 +14,8 @@ import pytest
 from test_pool import assert_same, job, make_trainer
 
 from fedecho import load, resume, simulate
-from fedecho.experiments.summary import Summary
-from fedecho.simulation.executors.ray import ENVIRONMENT, check_ray
+from fedecho.executors.ray_cluster import ENVIRONMENT, check_ray
+from fedecho.runs.summary import Summary
 
 for name, value in ENVIRONMENT.items():
     os.environ.setdefault(name, value)
@@ -96,8 +96,8 @@ def test_a_node_lost_in_mid_run_changes_nothing(two_nodes: tuple[Any, Any], algo
 def test_a_worker_that_lost_its_node_has_its_place_on_the_next(two_nodes: tuple[Any, Any]) -> None:
     import ray
 
-    from fedecho.simulation.executors.ray.cluster import Cluster
-    from fedecho.simulation.executors.ray.executor import RayExecutor
+    from fedecho.executors.ray_cluster import Cluster
+    from fedecho.executors.ray_executor import RayExecutor
 
     cluster, second = two_nodes
     runner = RayExecutor(cluster=Cluster(cluster.address, None, gpu=False), make_trainer=make_trainer())

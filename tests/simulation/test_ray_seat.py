@@ -13,9 +13,9 @@ import torch
 from pool_tasks import LOCAL, MOODY, MoodyDigits
 
 from fedecho.core.types import Dispatch, GlobalModel, Weights
-from fedecho.experiments.build import MakeTrainer
-from fedecho.simulation.executors.ray.seat import Errand, Hello, Parcel, Seat, Surroundings, arrays_of, software
-from fedecho.simulation.executors.worker import Failed
+from fedecho.executors.ray_actor import Errand, Hello, Parcel, Seat, Surroundings, arrays_of, software
+from fedecho.executors.worker import Failed
+from fedecho.runs.build import MakeTrainer
 
 MAKE = MakeTrainer(MoodyDigits(), LOCAL, seed=0)
 HERE = Surroundings.here()

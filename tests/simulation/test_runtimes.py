@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedecho.core.rng import uniform
+from fedecho.core.randomness import uniform
 from fedecho.simulation.runtimes import LONG, MEDIUM, PROFILES, SHORT, ClassRuntimes, Runtimes
 
 RANGES_S = {

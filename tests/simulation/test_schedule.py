@@ -10,14 +10,14 @@ from toy_world import NUM_CLIENTS, NotingExecutor, make_server, run, toy_update
 
 from fedecho.algorithms import FedAC, FedAsync, FedAvg, FedBuff
 from fedecho.core.algorithm import demands
-from fedecho.core.checkpoint import decode, encode
-from fedecho.core.drive import drive
+from fedecho.core.loop import drive
 from fedecho.core.types import Dispatch, GlobalModel, Joined, Left, Lost, Message, Weights
-from fedecho.simulation.executors.executor import Job
+from fedecho.executors.executor import Job
 from fedecho.simulation.faults import Faults
 from fedecho.simulation.forecast import forecast
 from fedecho.simulation.runtimes import ClientRuntimes, Runtimes
 from fedecho.simulation.transport import VirtualTransport
+from fedecho.storage.checkpoint import decode, encode
 
 SIZES = [5, 9, 2, 7, 7, 1, 30, 4]
 NO_FAULTS = Faults()

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fedecho.core.disk import DiskFullError
-from fedecho.simulation.executors.shared import Segment
+from fedecho.executors.shared_memory import Segment
+from fedecho.storage.files import DiskFullError
 
 
 def test_too_little_shared_memory_is_an_error_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

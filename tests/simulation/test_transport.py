@@ -8,7 +8,7 @@ import torch
 from toy_world import NotingExecutor, Table, dispatch, message_of, model, toy_update
 
 from fedecho.core.types import ClientUpdate, Joined, Left, Lost
-from fedecho.simulation.executors.executor import Job
+from fedecho.executors.executor import Job
 from fedecho.simulation.faults import Faults
 from fedecho.simulation.transport import VirtualTransport
 

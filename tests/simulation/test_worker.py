@@ -15,9 +15,9 @@ from hand_pool import SHARED, shared_memory
 from pool_tasks import LOCAL, MOODY, MoodyDigits
 
 from fedecho.core.types import ClientUpdate, Dispatch, GlobalModel, Weights
-from fedecho.experiments.build import MakeTrainer
-from fedecho.simulation.executors.shared import Segment, Segments, received
-from fedecho.simulation.executors.worker import Done, Failed, Order, Ready, work
+from fedecho.executors.shared_memory import Segment, Segments, received
+from fedecho.executors.worker import Done, Failed, Order, Ready, work
+from fedecho.runs.build import MakeTrainer
 
 MAKE = MakeTrainer(MoodyDigits(), LOCAL, seed=0)
 
@@ -165,7 +165,7 @@ def test_a_pipe_that_closes_before_the_segment_came_is_its_end() -> None:
 
 
 VIEW_AFTER_CLOSE = """
-from fedecho.simulation.executors.shared import Segment
+from fedecho.executors.shared_memory import Segment
 segment = Segment(4)
 view = segment.vector[1:]
 segment.close()

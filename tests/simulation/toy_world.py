@@ -5,11 +5,10 @@ from typing import Any
 import torch
 
 from fedecho.algorithms import FedBuff
-from fedecho.core.drive import Moment, Transport, drive
+from fedecho.core.loop import Moment, Transport, drive
 from fedecho.core.server import Server
 from fedecho.core.types import ClientUpdate, Dispatch, GlobalModel, Message, Weights
-from fedecho.simulation.executors.executor import Job
-from fedecho.simulation.executors.serial import SerialExecutor
+from fedecho.executors.executor import Job, SerialExecutor
 
 NUM_CLIENTS = 8
 

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedecho.data.digits import NUM_TEST, read_digits
-from fedecho.data.partition import IidPartitioner
-from fedecho.models.small_cnn import small_cnn
 from fedecho.tasks import TASKS, DigitsTask
 from fedecho.tasks.classification import top1
+from fedecho.tasks.partition import IidPartitioner
+from fedecho.tasks.vision.digits import NUM_TEST, read_digits, small_cnn
 
 
 def pictures(images: Tensor) -> Counter[bytes]:
@@ -40,7 +39,7 @@ def everything(task: DigitsTask) -> list[Tensor]:
 
 @pytest.fixture(scope="module")
 def original() -> tuple[np.ndarray, np.ndarray]:
-    path = Path(str(files("fedecho.data").joinpath("digits.npz")))
+    path = Path(str(files("fedecho.tasks.vision").joinpath("digits.npz")))
     with np.load(path, allow_pickle=False) as arrays:
         return arrays["images"], arrays["labels"]
 

@@ -10,11 +10,10 @@ from tiny_text import write_world
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedecho.data.packing import own_text_only
-from fedecho.data.spans import IGNORED
-from fedecho.models import pretrained
-from fedecho.models.pretrained import packs
 from fedecho.tasks import MathInstructTask, MrpcTask
+from fedecho.tasks.text import pretrained
+from fedecho.tasks.text.batches import IGNORED, own_text_only
+from fedecho.tasks.text.pretrained import packs
 
 transformers = pytest.importorskip("transformers")
 

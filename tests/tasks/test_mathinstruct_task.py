@@ -14,14 +14,14 @@ from torch.nn.functional import cross_entropy
 from transformers import GenerationConfig
 
 from fedecho.core.layout import Layout
-from fedecho.data.instructions import read_instructions
-from fedecho.data.partition import DirichletPartitioner
-from fedecho.models.lean import FusedRMSNorm
-from fedecho.models.pretrained import _in_float32, library, stop_tokens
 from fedecho.tasks import MathInstructTask
-from fedecho.tasks.chat import Chat
-from fedecho.tasks.gsm8k import final_number, greedy_answers, standard_error
-from fedecho.tasks.text import has_lower
+from fedecho.tasks.partition import DirichletPartitioner
+from fedecho.tasks.text.adapters import FusedRMSNorm
+from fedecho.tasks.text.chat import Chat
+from fedecho.tasks.text.gsm8k import final_number, greedy_answers, standard_error
+from fedecho.tasks.text.pretrained import _in_float32, library, stop_tokens
+from fedecho.tasks.text.readers import read_instructions
+from fedecho.tasks.text.shared import has_lower
 
 
 @pytest.fixture(scope="module")
@@ -198,9 +198,9 @@ def test_the_number_an_answer_comes_to(text: str, number: str | None) -> None:
 def test_scores(task: MathInstructTask, monkeypatch: pytest.MonkeyPatch) -> None:
     """With answers put into its mouth: a third right; the loss is the mean over the answers' tokens."""
     said = [each.answer if row < 2 else "#### -1" for row, each in enumerate(task._test_set)]
-    monkeypatch.setattr("fedecho.tasks.mathinstruct.greedy_answers", lambda *arguments: said)
+    monkeypatch.setattr("fedecho.tasks.text.mathinstruct.greedy_answers", lambda *arguments: said)
     module = task.network(0).eval()
-    monkeypatch.setattr("fedecho.tasks.mathinstruct.LOSS_CHUNK", 4)  # 4 questions and 2: a mean of means would be another
+    monkeypatch.setattr("fedecho.tasks.text.mathinstruct.LOSS_CHUNK", 4)  # 4 questions and 2: a mean of means would be another
     scores = task.evaluate(module)
     assert scores["accuracy"] == pytest.approx(2 / 6)
     assert scores["standard_error"] == pytest.approx(sqrt(2 / 6 * 4 / 6 / 6)) == standard_error(2 / 6, 6)

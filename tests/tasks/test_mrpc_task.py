@@ -33,12 +33,12 @@ from transformers import (
 )
 
 from fedecho import load, simulate
-from fedecho.data.pairs import Pair
-from fedecho.data.partition import IidPartitioner
-from fedecho.models.pretrained import ENDLESS, longest
 from fedecho.tasks import TASKS, MrpcTask
-from fedecho.tasks.mrpc import f1_score, num_classes
-from fedecho.tasks.text import between_sentences
+from fedecho.tasks.partition import IidPartitioner
+from fedecho.tasks.text.mrpc import f1_score, num_classes
+from fedecho.tasks.text.pretrained import ENDLESS, longest
+from fedecho.tasks.text.readers import Pair
+from fedecho.tasks.text.shared import between_sentences
 
 
 @pytest.fixture(scope="module")

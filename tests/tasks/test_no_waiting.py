@@ -17,10 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import MPNetConfig, MPNetForSequenceClassification, RobertaConfig, RobertaForSequenceClassification
 
-from fedecho.data.ragged import Ragged
-from fedecho.learning.batches import mapped
-from fedecho.learning.replayed import MadeOnDevice
+from fedecho.gpu.replay import MadeOnDevice, mapped
 from fedecho.tasks import MathInstructTask, MrpcTask
+from fedecho.tasks.text.batches import Ragged
 
 META = torch.device("meta")
 WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "item", "is_nonzero", "unique_dim", "_unique2"}

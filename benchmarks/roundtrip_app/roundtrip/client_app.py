@@ -3,7 +3,7 @@
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedecho.flower.link import work_in_worker
+from fedecho.flower.client_app import work_in_worker
 
 EXPERIMENT = "roundtrip.task:experiment"
 app = ClientApp()
@@ -14,7 +14,7 @@ def train(message: Message, context: Context) -> Message:
     if message.content["config"]["worker"]:
         answer, _ = work_in_worker(EXPERIMENT, context.run_config, message.content, RecordDict())
     else:
-        from fedecho.flower.job import work
+        from fedecho.flower.worker import work
 
         answer, _ = work(EXPERIMENT, context.run_config, message.content, RecordDict())
     return Message(answer, reply_to=message)

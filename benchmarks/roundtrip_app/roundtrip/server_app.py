@@ -8,8 +8,8 @@ from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
 from fedecho.core.types import Dispatch, GlobalModel
-from fedecho.experiments.build import bound_network
 from fedecho.flower.codec import Codec
+from fedecho.runs.build import bound_network
 from roundtrip.task import experiment
 
 app = ServerApp()

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedecho import Experiment, FedBuff, LocalTraining
-from fedecho.models.resnet import resnet18
+from fedecho.tasks.vision.resnet import resnet18
 
 
 class FewImages:

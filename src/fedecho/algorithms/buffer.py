@@ -1,13 +1,101 @@
-"""The buffer that every buffered method keeps: a running sum of deltas and of BatchNorm statistics."""
+"""The buffer of every buffered method: staleness weights, the running sum of deltas, and robust step rules."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
-from fedecho.algorithms.robust import StatisticsRule, StepRule, combined
+from fedecho.core.ranges import Factor, at_least
 from fedecho.core.types import GlobalModel, Weights
-from fedecho.distill.robust import middle
+from fedecho.distill.teachers import middle, trimmed_mean
+
+Staleness = Callable[[int], float]
+StalenessName = Literal["constant", "polynomial", "hinge"]
+Power = Annotated[float, at_least(0, most=100)]
+Slope = Factor
+Grace = Annotated[int, at_least(0)]
+
+
+def constant(tau: int) -> float:
+    return 1.0
+
+
+def polynomial(power: float) -> Staleness:
+    """(1 + tau)^-p: for p = 1/2 that is 1 / sqrt(1 + tau).
+
+    >>> polynomial(0.5)(3)
+    0.5
+    """
+    return lambda tau: float((1 + tau) ** -power)
+
+
+def hinge(slope: float, grace: int) -> Staleness:
+    """1 up to ``grace`` versions, then 1 / (slope (tau - grace) + 1): without a jump at the hinge.
+
+    >>> hinge(10.0, 4)(4), hinge(10.0, 4)(5)
+    (1.0, 0.09090909090909091)
+    """
+    return lambda tau: 1.0 if tau <= grace else 1.0 / (slope * (tau - grace) + 1.0)
+
+
+def staleness_weight(name: StalenessName, power: float, slope: float = 10.0, grace: int = 4) -> Staleness:
+    match name:
+        case "constant":
+            return constant
+        case "polynomial":
+            return polynomial(power)
+        case "hinge":
+            return hinge(slope, grace)
+    raise ValueError(f"staleness must be 'constant', 'polynomial' or 'hinge', got {name!r}")
+
+
+StepRule = Literal["mean", "clipped", "median", "trimmed", "krum"]
+StatisticsRule = Literal["mean", "median"]
+"""For methods whose step has no rule but the mean."""
+
+
+def check_rule(rule: StepRule, weighted: bool) -> None:
+    if weighted and rule != "mean":
+        raise ValueError(
+            f"weighted goes with combine = 'mean', got {rule!r}: a client that may claim any number of examples must not "
+            "outweigh a robust rule; set weighted = false"
+        )
+
+
+def combined(deltas: Tensor, statistics: Tensor, rule: StepRule) -> tuple[Tensor, Tensor]:
+    """One delta and one set of statistics of [M, ...] each.
+
+    ``clipped``: every delta is cut to the median norm of the buffer, then the mean. ``krum``: the update nearest to its
+    neighbours (Blanchard et al., 2017). Statistics have no norm to cut, so their median is taken.
+    """
+    if rule == "krum":
+        chosen = krum(deltas)
+        return deltas[chosen], statistics[chosen]
+    if rule == "clipped":
+        return clipped_mean(deltas), middle(statistics)
+    if rule == "median":
+        return middle(deltas), middle(statistics)
+    return trimmed_mean(deltas, 0.2), trimmed_mean(statistics, 0.2)
+
+
+def clipped_mean(deltas: Tensor) -> Tensor:
+    norms = torch.linalg.vector_norm(deltas, dim=1)
+    bound = middle(norms)
+    factors: Tensor = bound / norms.clamp_min(bound).clamp_min(1e-30)
+    return (deltas * factors[:, None]).mean(dim=0)
+
+
+def krum(deltas: Tensor) -> int:
+    """The index of the update whose M - f - 2 nearest others are nearest, with the most attackers f that M can bear."""
+    num = len(deltas)
+    if num < 3:
+        return 0
+    attackers = (num - 3) // 2
+    distances = torch.cdist(deltas[None], deltas[None], compute_mode="donot_use_mm_for_euclid_dist")[0].square()
+    nearest = distances.sort(dim=1).values[:, 1 : num - attackers - 1]  # the first is the update itself
+    return int(nearest.sum(dim=1).argmin())
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedecho.algorithms.buffer import Buffer
-from fedecho.algorithms.robust import StatisticsRule
-from fedecho.core.memory import ClientMemory, Place, check_place
+from fedecho.algorithms.buffer import Buffer, StatisticsRule
 from fedecho.core.ranges import InFlight, NumClients, Rate, check_ranges
 from fedecho.core.types import Advance, Arrival, GlobalModel, Weights
+from fedecho.storage.client_memory import ClientMemory, Place, check_place
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from fedecho.algorithms.buffer import Buffer
-from fedecho.algorithms.robust import StepRule, check_rule
+from fedecho.algorithms.buffer import Buffer, StepRule, check_rule
 from fedecho.core.ranges import Decay, Epsilon, InFlight, Rate, at_least, check_ranges
 from fedecho.core.types import Advance, Arrival, GlobalModel, Weights
 

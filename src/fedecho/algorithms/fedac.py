@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from fedecho.algorithms.buffer import Buffer
-from fedecho.algorithms.robust import clipped_mean
+from fedecho.algorithms.buffer import Buffer, clipped_mean
 from fedecho.core.algorithm import Demands
 from fedecho.core.ranges import Decay, Epsilon, InFlight, NumClients, Rate, check_ranges, positive
 from fedecho.core.types import Advance, Arrival, GlobalModel, Weights

@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from fedecho.algorithms.staleness import Grace, Power, Slope, StalenessName, staleness_weight
+from fedecho.algorithms.buffer import Grace, Power, Slope, StalenessName, staleness_weight
 from fedecho.core.algorithm import Demands
 from fedecho.core.ranges import Factor, check_ranges, share
 from fedecho.core.types import Advance, Arrival, GlobalModel, Weights
-from fedecho.distill.robust import middle
+from fedecho.distill.teachers import middle
 
 RECENT = 5
 """The median of statistics is that of so many arrivals."""

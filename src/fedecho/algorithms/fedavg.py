@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from fedecho.algorithms.buffer import Buffer
-from fedecho.algorithms.robust import StepRule, check_rule
+from fedecho.algorithms.buffer import Buffer, StepRule, check_rule
 from fedecho.core.algorithm import Demands
 from fedecho.core.ranges import InFlight, Rate, check_ranges
 from fedecho.core.types import Advance, Arrival, GlobalModel
@@ -13,7 +12,7 @@ from fedecho.core.types import Advance, Arrival, GlobalModel
 class FedAvg:
     """M clients from x_t, all awaited; x += eta mean(Delta). ``weighted``: the mean by the clients' numbers of examples.
 
-    ``combine`` other than the mean is robust against a few bad clients (algorithms/robust.py).
+    ``combine`` other than the mean is robust against a few bad clients (algorithms/buffer.py).
     """
 
     buffer_size: InFlight

@@ -2,9 +2,7 @@
 
 from dataclasses import dataclass
 
-from fedecho.algorithms.buffer import Buffer
-from fedecho.algorithms.robust import StepRule, check_rule
-from fedecho.algorithms.staleness import Grace, Power, Slope, StalenessName, staleness_weight
+from fedecho.algorithms.buffer import Buffer, Grace, Power, Slope, StalenessName, StepRule, check_rule, staleness_weight
 from fedecho.core.ranges import InFlight, Rate, check_ranges
 from fedecho.core.types import Advance, Arrival, GlobalModel
 
@@ -14,7 +12,7 @@ class FedBuff:
     """x += eta S / M over a buffer of M updates, S = sum of w(tau) Delta_i.
 
     ``staleness="constant"`` is what the FedEcho paper compares with; ``"polynomial"`` with power 1/2 is the original's weight.
-    ``combine`` other than the mean is robust against a few bad clients (algorithms/robust.py).
+    ``combine`` other than the mean is robust against a few bad clients (algorithms/buffer.py).
     ``weighted``: Delta_i counts n_i / mean(n) times, n_i its client's number of examples, on top of w(tau).
     """
 

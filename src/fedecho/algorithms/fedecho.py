@@ -14,8 +14,8 @@ from fedecho.core.algorithm import (
     check_algorithm,
     demands,
 )
+from fedecho.core.randomness import derive
 from fedecho.core.ranges import Seed, check_ranges
-from fedecho.core.rng import derive
 from fedecho.core.types import Advance, Arrival, GlobalModel, Weights
 from fedecho.distill.bank import Bank
 from fedecho.distill.distiller import Adam, Distiller

@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 from torch import Tensor
 
 from fedecho.core.algorithm import Algorithm, Demands, call_advance, call_init, call_ready, call_receive, demands
-from fedecho.core.rng import derive
+from fedecho.core.randomness import derive
 from fedecho.core.types import Advance, Arrival, GlobalModel
 from fedecho.learning.privacy import Privacy
 

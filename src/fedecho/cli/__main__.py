@@ -1,3 +1,5 @@
+""""""
+
 from fedecho.cli import main
 
 main()

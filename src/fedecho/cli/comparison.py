@@ -39,13 +39,11 @@ from fedecho.cli.console import (
     usable,
     use_data_dir,
 )
-from fedecho.experiments.compare import Compared, Planned, run_all
-from fedecho.experiments.config import ConfigError, load
-from fedecho.experiments.folder import unused_folder
-from fedecho.experiments.record import RECORD
-from fedecho.experiments.shared_settings import settings_of_methods, shares
-from fedecho.report.progress import LiveProgress
-from fedecho.report.tables import comparison
+from fedecho.report.terminal import LiveProgress, comparison
+from fedecho.runs.compare import Compared, Planned, run_all, settings_of_methods, shares
+from fedecho.runs.config import ConfigError, load
+from fedecho.runs.folder import unused_folder
+from fedecho.runs.record import RECORD
 from fedecho.tracking import check_sinks
 
 DEFAULT = Path("runs")

@@ -6,9 +6,9 @@ from typing import Any
 import typer
 
 from fedecho.algorithms import ALGORITHMS
-from fedecho.experiments.config import load, to_config
-from fedecho.experiments.execution import EXECUTORS
-from fedecho.experiments.recipes import RECIPES
+from fedecho.runs.config import load, to_config
+from fedecho.runs.execution import EXECUTORS
+from fedecho.runs.recipes import RECIPES
 from fedecho.tracking import SINKS
 
 

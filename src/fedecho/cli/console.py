@@ -1,4 +1,4 @@
-"""What every command shares: the two consoles, errors in one line, options."""
+"""What every command shares: consoles, one-line errors and options."""
 
 import json
 import os
@@ -22,16 +22,16 @@ from rich.console import Console
 from typer.models import OptionInfo
 
 from fedecho.cli.complete import complete_executor, complete_setting, complete_sink, complete_source
-from fedecho.core.checkpoint import CheckpointError
-from fedecho.core.disk import DiskFullError
 from fedecho.core.ranges import SEEDS, VERSIONS, Declared, at_least, declared_by, shown
-from fedecho.data.locate import VARIABLE, MissingDataError, at_home
-from fedecho.experiments.config import ConfigError
-from fedecho.experiments.execution import Execution
-from fedecho.experiments.run import Interrupted
-from fedecho.experiments.shortage import shortage
-from fedecho.experiments.software import software
-from fedecho.simulation.executors.crew import WorkerError
+from fedecho.executors.worker_pool import WorkerError
+from fedecho.runs.config import ConfigError
+from fedecho.runs.execution import Execution
+from fedecho.runs.identity import software
+from fedecho.runs.run import Interrupted
+from fedecho.runs.signals import shortage
+from fedecho.storage.checkpoint import CheckpointError
+from fedecho.storage.files import DiskFullError
+from fedecho.tasks.data_files import VARIABLE, MissingDataError, at_home
 from fedecho.tracking import SINKS
 
 out = Console()

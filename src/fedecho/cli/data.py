@@ -8,9 +8,9 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from fedecho.cli.console import PLACE, DataDir, checked, err, friendly, say, tell, usable
 from fedecho.core.ranges import Seed, at_least
-from fedecho.data.fetch import fetch
-from fedecho.data.locate import data_folder
-from fedecho.data.synthesize import synthesize
+from fedecho.tasks.data_files import data_folder
+from fedecho.tasks.vision.fetch import fetch
+from fedecho.tasks.vision.synthesize import synthesize
 
 data = typer.Typer(no_args_is_help=True, help="Get image sets, or make an unlabeled one.")
 

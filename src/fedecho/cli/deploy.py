@@ -8,8 +8,8 @@ import typer
 
 from fedecho.cli.console import PLACE, OtherSoftware, fail, friendly, out, say
 from fedecho.core.ranges import VERSIONS, at_least, between, shown
-from fedecho.core.user_files import MIB, check_file
-from fedecho.experiments.config import ConfigError
+from fedecho.runs.config import ConfigError
+from fedecho.storage.user_files import MIB, check_file
 
 PORT = between(1, 65535)
 PAUSE = at_least(0, most=1e6)
@@ -28,7 +28,7 @@ def certificates(
     """Make a certificate for a server and keys for its nodes."""
     with friendly():
         _need_flower()
-        from fedecho.flower.certificates import make_certificates, make_node_keys
+        from fedecho.flower.launch import make_certificates, make_node_keys
 
         for each in host:
             _check_host(each)
@@ -81,9 +81,9 @@ def join(
     """Start a SuperNode: one client of the federation."""
     with friendly():
         _need_flower()
-        from fedecho.flower.key_values import key_values
-        from fedecho.flower.keys import PARTITION
+        from fedecho.flower.config import key_values
         from fedecho.flower.launch import Tls, supernode
+        from fedecho.flower.wire import PARTITION
 
         _check_address("HOST:PORT", address)
         tls = Tls.checked(insecure, ca=ca)
@@ -117,7 +117,7 @@ def submit(
     """Run an app on a SuperLink and wait for its end; the exit code is the run's."""
     with friendly():
         _need_flower()
-        from fedecho.flower.key_values import check_run_config, key_values
+        from fedecho.flower.config import check_run_config, key_values
         from fedecho.flower.launch import Control, RunFailedError, Tls
 
         _check_address("--superlink", address)

@@ -15,9 +15,8 @@ from fedecho.cli.comparison import compare
 from fedecho.cli.console import checked, report_crash, say
 from fedecho.cli.data import data
 from fedecho.cli.deploy import certificates, join, serve, submit
-from fedecho.cli.look import report, watch
+from fedecho.cli.reports import report, schedule, watch
 from fedecho.cli.runs import export, list_all, resume, run
-from fedecho.cli.schedule import schedule
 from fedecho.cli.tables import cost, table
 from fedecho.version import __version__
 

@@ -38,19 +38,19 @@ from fedecho.cli.console import (
     use_data_dir,
 )
 from fedecho.core.ranges import SEEDS
-from fedecho.experiments.config import load
-from fedecho.experiments.execution import as_before
-from fedecho.experiments.experiment import Experiment
-from fedecho.experiments.folder import is_deployed, own_folder, resumable, tidy_finished
-from fedecho.experiments.identity import config_of, is_finished
-from fedecho.experiments.recipes import RECIPES
-from fedecho.experiments.record import read_header
-from fedecho.experiments.run import CHECKPOINT_S, simulate
-from fedecho.experiments.run import resume as resume_run
-from fedecho.experiments.state import Following, RunState
-from fedecho.experiments.summary import Summary
-from fedecho.experiments.trained import export as export_run
-from fedecho.report.progress import LiveProgress
+from fedecho.report.terminal import LiveProgress
+from fedecho.runs.config import load
+from fedecho.runs.execution import as_before
+from fedecho.runs.experiment import Experiment
+from fedecho.runs.folder import is_deployed, own_folder, resumable, tidy_finished
+from fedecho.runs.identity import config_of, is_finished
+from fedecho.runs.recipes import RECIPES
+from fedecho.runs.record import read_header
+from fedecho.runs.run import CHECKPOINT_S, simulate
+from fedecho.runs.run import resume as resume_run
+from fedecho.runs.run_stats import Following, RunState
+from fedecho.runs.summary import Summary
+from fedecho.runs.trained import export as export_run
 from fedecho.simulation.runtimes import PROFILES
 from fedecho.tasks import TASKS
 from fedecho.tracking import check_sinks, tracked

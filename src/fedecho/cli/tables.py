@@ -39,18 +39,16 @@ from fedecho.cli.console import (
     use_data_dir,
 )
 from fedecho.core.ranges import Versions
-from fedecho.experiments.config import ConfigError, load
-from fedecho.experiments.cost import server_cost
-from fedecho.experiments.execution import Execution
-from fedecho.experiments.fill import Filling, fill
-from fedecho.experiments.paper import Cell, PaperTable
-from fedecho.experiments.results import CellResult, read_result
-from fedecho.experiments.run import CHECKPOINT_S
-from fedecho.experiments.shared_cells import TABLES, first_of
-from fedecho.experiments.shared_settings import settings_of_methods, shares
-from fedecho.report.paper_tables import View
-from fedecho.report.progress import LiveProgress
-from fedecho.report.table_forms import as_csv, as_markdown, as_text, notes_of
+from fedecho.paper.rendering import View, as_csv, as_markdown, as_text, notes_of
+from fedecho.paper.results import CellResult, Filling, fill, read_result
+from fedecho.paper.tables import Cell, PaperTable
+from fedecho.paper.text_tables import TABLES, first_of
+from fedecho.report.terminal import LiveProgress
+from fedecho.runs.compare import settings_of_methods, shares
+from fedecho.runs.config import ConfigError, load
+from fedecho.runs.estimates import server_cost
+from fedecho.runs.execution import Execution
+from fedecho.runs.run import CHECKPOINT_S
 
 RESULTS = Path("results")
 OUR_SEEDS = (0, 1, 2)

@@ -47,8 +47,8 @@ class Admission:
     ``max_norm`` bounds the L2 norms of a delta, of the statistics' move away from the base version's and of a control variate's
     move. ``max_norm_ratio`` bounds a delta by a multiple of the running median of the last ``norm_window`` accepted norms, once a
     tenth of the window is filled. Before that, and for the other two always, it bounds each by a multiple of what is usual among
-    the other clients and for the model (core/gate.py). None is no bound. A client refused ``max_strikes`` times in a row gets no
-    work for ``set_aside_versions`` versions; 0 strikes sets nobody aside.
+    the other clients and for the model (core/norm_monitor.py). None is no bound. A client refused ``max_strikes`` times in a
+    row gets no work for ``set_aside_versions`` versions; 0 strikes sets nobody aside.
     """
 
     max_norm: Annotated[float, positive(most=MOST_NORM)] | None = None

@@ -7,10 +7,40 @@ from math import prod
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import conv2d
 
 from fedecho.core.modules import FullState, copied
-from fedecho.core.narrow import without_narrow
 from fedecho.core.types import Weights
+
+VECTOR = 16
+
+
+class Sampled(nn.Module):
+    """Takes the place of such an ``nn.Conv2d`` under the same names: it picks the pixels itself, the same sums follow."""
+
+    def __init__(self, like: nn.Conv2d) -> None:
+        super().__init__()
+        self.weight, self.bias = like.weight, like.bias
+        self.stride, self.groups = like.stride, like.groups
+
+    def forward(self, x: Tensor) -> Tensor:
+        down, across = self.stride
+        return conv2d(x[..., ::down, ::across], self.weight, self.bias, groups=self.groups)
+
+
+def without_narrow(module: nn.Module) -> nn.Module:
+    """The module, in which every such convolution is replaced; a kind of one's own is left as it is."""
+    if type(module) is nn.Conv2d and _is_narrow(module):
+        return Sampled(module)
+    for name, child in module.named_children():
+        setattr(module, name, without_narrow(child))
+    return module
+
+
+def _is_narrow(conv: nn.Conv2d) -> bool:
+    pointwise = conv.kernel_size == (1, 1) and conv.padding in ((0, 0), "valid")
+    return pointwise and conv.stride != (1, 1) and conv.in_channels // conv.groups < VECTOR
+
 
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 """torch's memory formats for kernels, by their number of dimensions."""

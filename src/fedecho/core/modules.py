@@ -41,7 +41,7 @@ def copied(module: nn.Module) -> nn.Module:
         ) from error
 
 
-KNOWN = ("torch.nn.modules.", "fedecho.models.")
+KNOWN = ("torch.nn.modules.", "fedecho.tasks.vision.", "fedecho.gpu.")
 """Where the layers are defined whose forward is a function of their type, their plain attributes and their tensors."""
 TENSORS = ("_parameters", "_buffers", "_modules")
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from fedecho.core.admission import Admission, Fault, Norms, misfit, mistyped, said
 from fedecho.core.algorithm import Algorithm, call_advance, call_init, call_ready, call_receive, check_algorithm, demands
-from fedecho.core.gate import Gate
-from fedecho.core.idle import Idle
-from fedecho.core.rng import below, derive
+from fedecho.core.clients import Idle
+from fedecho.core.norm_monitor import Gate
+from fedecho.core.randomness import below, derive
 from fedecho.core.task import defines
 from fedecho.core.types import (
     CLIENT_FAILED,

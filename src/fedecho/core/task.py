@@ -1,6 +1,8 @@
-"""``Task``: what is learnt. The one protocol a user implements to bring data and a model."""
+"""``Task``: the one protocol a user implements to bring data and a model, and what a task may offer beyond it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -86,3 +88,72 @@ def scores_of(task: Task, module: nn.Module) -> dict[str, float]:
     """What ``task.evaluate`` says of the module in eval mode, computed without gradients."""
     with torch.no_grad():
         return dict(task.evaluate(module.eval()))
+
+
+Told = Callable[[int, int], None]
+"""Told how much is done of how much; it may raise ``Stopped``."""
+_TOLD: ContextVar[Told | None] = ContextVar("told", default=None)
+
+
+class Stopped(Exception):  # noqa: N818 (no error)
+    """Somebody asked for a stop; what was begun is left undone."""
+
+
+def at(done: int, total: int) -> None:
+    """For an evaluation of many parts to call between them. Where nobody watches, nothing happens."""
+    told = _TOLD.get()
+    if told is not None:
+        told(done, total)
+
+
+@contextmanager
+def watched(told: Told) -> Iterator[None]:
+    token = _TOLD.set(told)
+    try:
+        yield
+    finally:
+        _TOLD.reset(token)
+
+
+@runtime_checkable
+class TokenTask(Protocol):
+    """A task whose rows of U are texts: a row has several positions, and a prediction over the vocabulary at each.
+
+    ``logits(module, rows)`` of such a task is [positions of the rows, vocabulary], and is ``head(module)`` of ``hidden``.
+    """
+
+    def position_counts(self) -> Tensor:
+        """How many positions each row of U has, padding not counted; on the CPU."""
+        ...
+
+    def hidden(self, module: nn.Module, rows: Tensor) -> Tensor:
+        """What the output layer sees, [positions of the rows, width]: row after row, padding left out."""
+        ...
+
+    def head(self, module: nn.Module) -> nn.Module:
+        """The output layer, from the width to the vocabulary."""
+        ...
+
+
+def is_exact(head: nn.Module) -> bool:
+    """Is the mean of logits the head of the mean hidden state? Yes if every client has the same matrix and no bias."""
+    return isinstance(head, nn.Linear) and head.bias is None and not any(param.requires_grad for param in head.parameters())
+
+
+class Positions:
+    """Where the positions of each row lie when all rows are laid end to end."""
+
+    def __init__(self, counts: Tensor) -> None:
+        self.counts = counts.to("cpu", torch.long)
+        self.starts = self.counts.cumsum(0) - self.counts
+
+    @property
+    def num(self) -> int:
+        return int(self.counts.sum())
+
+    def of(self, rows: Tensor) -> Tensor:
+        """The positions of these rows, in the order of the rows; on the CPU."""
+        rows = rows.cpu()
+        counts = self.counts[rows]
+        within = torch.arange(int(counts.sum())) - (counts.cumsum(0) - counts).repeat_interleave(counts)
+        return self.starts[rows].repeat_interleave(counts) + within

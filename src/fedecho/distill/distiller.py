@@ -8,16 +8,14 @@ import torch
 from torch import Tensor
 
 from fedecho.core.layout import BoundNetwork
-from fedecho.core.memory import Place
+from fedecho.core.randomness import global_rng, torch_rng
 from fedecho.core.ranges import Decay, Epsilon, Factor, Range, at_least, check_ranges, positive, share
-from fedecho.core.rng import global_rng, torch_rng
 from fedecho.core.types import Weights
-from fedecho.distill.bank import Average
-from fedecho.distill.entries import Keeping
+from fedecho.distill.bank import Average, Keeping
 from fedecho.distill.loss import clip_factor, distillation_loss
-from fedecho.distill.prior import PriorCorrection
-from fedecho.distill.robust import TeacherRule
 from fedecho.distill.student import Student, Teacher
+from fedecho.distill.teachers import PriorCorrection, TeacherRule
+from fedecho.storage.client_memory import Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +43,13 @@ class Distiller:
     ``optimizer = "sgd"`` is line 15 as Algorithm 1 prints it, params - distill_lr * clipped gradient; the paper's runs use Adam.
 
     ``prior_correction`` divides each client's own label distribution, as its predictions on U show it, out of its logits
-    (distill/prior.py): 0 is the paper, 1 the full correction. ``prior_floor`` / C is the least that a class's share is taken for.
+    (distill/teachers.py): 0 is the paper, 1 the full correction. ``prior_floor`` / C is the least share a class is taken to have.
     ``shared_prior`` is how much of the mean of all clients' priors the teacher is given back, for a U with skewed labels.
 
     What the bank of a language model keeps of each token: ``token_bank`` is "exact" (hidden states), "topk" (the ``top_k`` largest
     logits, 64 by default) or "full"; None is exact where the head is frozen and bias-free, else topk.
 
-    ``half_bank`` keeps what either bank holds in float16. What else bounds the bank of a classifier (distill/entries.py): where its
+    ``half_bank`` keeps what either bank holds in float16. What else bounds the bank of a classifier (distill/bank.py): where its
     entries lie, ``bank_memory``, of which "file" is a mapped one in ``bank_dir``; and ``bank_budget_mb``, beyond which the clients
     least recently heard are given up.
     """

@@ -12,13 +12,13 @@ if find_spec("flwr") is None:
 
 if TYPE_CHECKING:
     from fedecho.flower.client_app import make_client_app
+    from fedecho.flower.grid import Waiting
     from fedecho.flower.server_app import make_server_app
     from fedecho.flower.strategy import AsyncStrategy
-    from fedecho.flower.waiting import Waiting
 
 __all__ = ["AsyncStrategy", "Waiting", "make_client_app", "make_server_app"]
 
-WHERE = {"AsyncStrategy": "strategy", "Waiting": "waiting", "make_client_app": "client_app", "make_server_app": "server_app"}
+WHERE = {"AsyncStrategy": "strategy", "Waiting": "grid", "make_client_app": "client_app", "make_server_app": "server_app"}
 
 
 def __getattr__(name: str) -> Any:

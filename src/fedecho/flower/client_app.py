@@ -1,18 +1,113 @@
-"""The client of a FedEcho deployment: a Flower ``ClientApp`` that trains what it is sent.
+"""The client of a deployment: a Flower ``ClientApp`` that hands its jobs to a persistent worker."""
 
-No torch is imported here: the process that Flower starts for each message hands it to the node's persistent worker.
-"""
-
+import contextlib
+import json
+import os
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
 import time
+from collections.abc import Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedecho.flower.keys import CONTROL, check_addressee, introduction, partition_of
-from fedecho.flower.link import work_in_worker
-from fedecho.flower.run_config import Settings, in_simulation, pause_of
+from fedecho.flower.config import Settings, in_simulation, pause_of
+from fedecho.flower.wire import CONTROL, check_addressee, introduction, partition_of, receive_frame, send_frame
 
-FROM_RUN_CONFIG = "fedecho.flower.run_config:experiment"
+START_S = 120.0
+"""How long a worker may take to come up: it imports torch on a machine that may be busy."""
+
+
+class WorkerFailedError(RuntimeError):
+    """The job failed in the worker; the text is the worker's."""
+
+
+def socket_folder() -> Path:
+    """Ours alone: whoever may connect could train with this node's data."""
+    folder = Path(tempfile.gettempdir()) / f"fedecho-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) != 0o700:
+        raise PermissionError(f"{folder} must be a folder that only its owner may enter (mode 700): remove it")
+    return folder
+
+
+def socket_path(owner: int, reference: str) -> Path:
+    """One worker per node and app: the node is the process that starts clients, the app is where its code lies."""
+    identity = json.dumps([owner, reference, sys.path, sys.executable])
+    return socket_folder() / f"{sha256(identity.encode()).hexdigest()[:24]}.sock"
+
+
+def work_in_worker(
+    reference: str, run_config: Mapping[str, Any], content: RecordDict, state: RecordDict
+) -> tuple[RecordDict, RecordDict]:
+    """``job.work``, in the worker of this node."""
+    path = socket_path(os.getppid(), reference)
+    with _connected(path, os.getppid()) as link:
+        send_frame(link, {"reference": reference, "run_config": dict(run_config)}, content, state)
+        note, contents = receive_frame(link)
+    if "error" in note:
+        raise WorkerFailedError(note["error"])
+    answer, state = contents
+    return answer, state
+
+
+def _connected(path: Path, owner: int) -> socket.socket:
+    link = _try(path)
+    if link is not None:
+        return link
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()  # left behind by a worker that was killed
+    process = start_worker(path, owner)
+    ends = time.monotonic() + START_S
+    while time.monotonic() < ends:
+        link = _try(path)
+        if link is not None:
+            return link
+        if process.poll() is not None:
+            raise WorkerFailedError(f"the worker ended with code {process.returncode}; see {path.with_suffix('.log')}")
+        time.sleep(0.02)
+    process.kill()
+    raise WorkerFailedError(f"the worker did not come up within {START_S:.0f} s; see {path.with_suffix('.log')}")
+
+
+def start_worker(path: Path, owner: int) -> subprocess.Popen[bytes]:
+    """Detached, for this process ends before it; it watches ``owner`` and ends with it."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(part for part in sys.path if part)}
+    log = os.open(path.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        process = subprocess.Popen(  # noqa: S603 (our own module)
+            [sys.executable, "-m", "fedecho.flower.worker", str(path), str(owner)],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    finally:
+        os.close(log)
+    threading.Thread(target=process.wait, daemon=True).start()  # whoever lives longer, nothing is left behind
+    return process
+
+
+def _try(path: Path) -> socket.socket | None:
+    link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        link.connect(str(path))
+    except (FileNotFoundError, ConnectionRefusedError):
+        link.close()
+        return None
+    return link
+
+
+FROM_RUN_CONFIG = "fedecho.flower.config:experiment"
 
 
 def make_client_app(experiment: str = FROM_RUN_CONFIG) -> ClientApp:
@@ -43,7 +138,7 @@ def train_content(experiment: str, content: RecordDict, context: Context) -> Rec
     if settings.worker and not in_simulation():
         answer, memory = work_in_worker(experiment, context.run_config, content, memory)
     else:
-        from fedecho.flower.job import work
+        from fedecho.flower.worker import work
 
         answer, memory = work(experiment, context.run_config, content, memory)
     if CONTROL in memory.array_records:

@@ -1,22 +1,21 @@
-"""Dispatches and updates as Flower's records and back.
-
-A dispatch is what Flower's own strategies send (``arrays``, ``config`` with ``server-round``) and an answer what every Flower
-client gives: its new weights in one array record, ``num-examples`` in one metric record, whatever the two are called. The server
-subtracts its base from the new weights, which is the client's own subtraction, to the last bit: x + (y - x) would not be y.
-"""
+"""Dispatches and updates as Flower's records and back, with arrays in the .npy format."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import isfinite
+from io import BytesIO
+from math import isfinite, prod
 from typing import Any
 
+import numpy as np
+import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from numpy.lib import format as npy
 from torch import Tensor
 
 from fedecho.core.admission import MAX_NAME
 from fedecho.core.layout import Layout
 from fedecho.core.types import ClientUpdate, Dispatch, GlobalModel, Weights
-from fedecho.flower.keys import (
+from fedecho.flower.wire import (
     ARRAYS,
     CLIENT,
     CONFIG,
@@ -34,7 +33,48 @@ from fedecho.flower.keys import (
     record_of,
     whole_number,
 )
-from fedecho.flower.npy import to_array, to_tensor
+
+NUMPY = "numpy.ndarray"
+
+
+def to_array(tensor: Tensor) -> Array:
+    return Array(tensor.detach().cpu().contiguous().numpy())
+
+
+def to_tensor(array: Array, name: str, shape: tuple[int, ...], dtype: str = "float32") -> Tensor:
+    """The array as a tensor of this very shape and type; anything else is an error that says what came."""
+    if array.stype != NUMPY:
+        raise ValueError(f"{name!r} is serialized as {array.stype!r}, not {NUMPY!r}")
+    got, fortran, kind, start = _header(array.data, name)
+    if got != shape:
+        raise ValueError(f"{name!r} must have shape {shape}, got {got}")
+    if kind != np.dtype(dtype):
+        raise ValueError(f"{name!r} must be of type {dtype}, got {kind}")
+    size = prod(shape)
+    if len(array.data) - start != size * kind.itemsize:
+        raise ValueError(f"{name!r} holds {len(array.data) - start} bytes, not {size * kind.itemsize}")
+    if size == 0:
+        return torch.zeros(shape, dtype=getattr(torch, dtype))
+    values = np.frombuffer(bytearray(memoryview(array.data)[start:]), kind, size)
+    return torch.from_numpy(values.reshape(shape, order="F" if fortran else "C"))
+
+
+def shape_of(array: Array, name: str) -> tuple[tuple[int, ...], str]:
+    """Shape and type as the data says, not as the label does."""
+    shape, _, kind, _ = _header(array.data, name)
+    return shape, str(kind)
+
+
+def _header(data: bytes, name: str) -> tuple[tuple[int, ...], bool, np.dtype[np.generic], int]:
+    file = BytesIO(memoryview(data)[:4096])
+    try:
+        major, _ = npy.read_magic(file)
+        read = npy.read_array_header_1_0 if major == 1 else npy.read_array_header_2_0
+        shape, fortran, kind = read(file)
+    except Exception as error:  # numpy evaluates the header as Python text, which fails in many ways
+        raise ValueError(f"{name!r} is no array: {error}") from None
+    return tuple(shape), bool(fortran), kind, file.tell()
+
 
 MOST_METRICS = 64
 """Of one answer: a client must not fill the server's record."""

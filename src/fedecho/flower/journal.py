@@ -12,24 +12,21 @@ import flwr
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fedecho.core.checkpoint import remove_checkpoints, save_checkpoint
-from fedecho.core.drive import Moment
 from fedecho.core.layout import Layout
+from fedecho.core.loop import Moment
 from fedecho.core.server import Server
 from fedecho.core.types import Lost
-from fedecho.experiments.accounting import reports, spent
-from fedecho.experiments.build import Named
-from fedecho.experiments.config import ConfigError, completed, differences, fingerprint
-from fedecho.experiments.ending import summary_of, write_end
-from fedecho.experiments.folder import MODEL, is_tidy, owned
-from fedecho.experiments.identity import is_finished
-from fedecho.experiments.record import INITIAL, RECORD, Line, Mark, Record, arrivals_digest, read_header, read_record
-from fedecho.experiments.saved import restored
-from fedecho.experiments.schema import Header, Spent
-from fedecho.experiments.software import check_software, note_software, software
-from fedecho.experiments.summary import Summary, staleness
 from fedecho.flower.transport import GridTransport
 from fedecho.learning.privacy import Privacy
+from fedecho.runs.build import Named
+from fedecho.runs.config import ConfigError, completed, differences, fingerprint
+from fedecho.runs.folder import MODEL, is_tidy, owned, restored, summary_of, write_end
+from fedecho.runs.identity import check_software, is_finished, note_software, software
+from fedecho.runs.privacy_budget import reports, spent
+from fedecho.runs.record import INITIAL, RECORD, Line, Mark, Record, arrivals_digest, read_header, read_record
+from fedecho.runs.record_schema import Header, Spent
+from fedecho.runs.summary import Summary, staleness
+from fedecho.storage.checkpoint import remove_checkpoints, save_checkpoint
 
 IN_FLIGHT = "in flight when the server stopped"
 SAVE_SHARE = 20

@@ -1,17 +1,23 @@
-"""What a deployed run writes to the server's log: what it is, how it goes, what it refuses and loses, and what it came to."""
+"""What a deployed run writes to the server's log, and its history in Flower's ``Result``."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import isnan
 from typing import Any
 
-from fedecho.core.drive import Moment
+import numpy as np
+from flwr.app import MetricRecord
+from flwr.serverapp.strategy import Result
+
+from fedecho.core.loop import Moment
 from fedecho.core.server import Receipt, Server
-from fedecho.experiments.folder import MODEL
-from fedecho.experiments.methods import is_weighted, method_of, num_unlabeled_of
-from fedecho.experiments.state import RunState, clock
-from fedecho.experiments.summary import Summary
 from fedecho.flower.journal import Journal
+from fedecho.flower.wire import NUM_EXAMPLES
+from fedecho.runs.folder import MODEL
+from fedecho.runs.methods import is_weighted, method_of, num_unlabeled_of
+from fedecho.runs.record import EVALUATION, INITIAL, OF_CLASS, Line
+from fedecho.runs.run_stats import RunState, clock
+from fedecho.runs.summary import NOT_SCORES, Summary
 from fedecho.version import __version__
 
 IN_FULL = 3
@@ -93,3 +99,49 @@ def _counts(counts: Mapping[str, int], reasons: Mapping[str, int]) -> str:
     told = f"{counts['accepted']} updates accepted, {counts['rejected']} rejected, {counts['lost']} lost"
     by_code = ", ".join(f"{code} {number}" for code, number in sorted(reasons.items(), key=lambda each: -each[1]))
     return f"{told} ({by_code})" if by_code else told
+
+
+OF_AN_ANSWER = ("event", "time", "client", "status", "dispatch", "base", "staleness", "class", "norm")
+"""What the line of an accepted update says beside the client's metrics."""
+
+
+class History:
+    """Fills a ``Result``. A version's metrics are means by the clients' examples, its staleness the plain mean."""
+
+    def __init__(self, result: Result) -> None:
+        self._result = result
+        self._seen: list[tuple[Mapping[str, float], int]] = []
+        """Metrics and staleness of the updates since the last version."""
+
+    def see(self, moment: Moment) -> None:
+        receipt = moment.receipt
+        if receipt.status == "accepted":
+            self._seen.append((receipt.metrics, receipt.staleness))
+        if moment.step is not None:
+            self._published(moment.step.model.version)
+
+    def recall(self, lines: Iterable[Line]) -> None:
+        """The versions before a resume, from the record: to nine digits."""
+        for line in lines:
+            if line["event"] == "arrival" and line["status"] == "accepted":
+                metrics = {name: value for name, value in line.items() if name not in OF_AN_ANSWER}
+                self._seen.append((metrics, line["staleness"]))
+            elif line["event"] == "version":
+                self._published(line["version"])
+            elif line["event"] in (EVALUATION, INITIAL):
+                self._result.evaluate_metrics_serverapp[line["version"]] = MetricRecord(_scores(line))
+
+    def _published(self, version: int) -> None:
+        metrics = [metrics for metrics, _ in self._seen]
+        shared = set.intersection(*map(set, metrics)) - {NUM_EXAMPLES} if metrics else set()
+        counts = [one.get(NUM_EXAMPLES, 1.0) for one in metrics]
+        means = {key: float(np.average([one[key] for one in metrics], weights=counts)) for key in sorted(shared)}
+        if self._seen:
+            means["staleness"] = float(np.mean([staleness for _, staleness in self._seen]))
+        self._result.train_metrics_clientapp[version] = MetricRecord(dict(means))
+        self._seen.clear()
+
+
+def _scores(line: Line) -> dict[str, Any]:
+    of_class = {f"{OF_CLASS}{place}": score for place, score in enumerate(line.get("per_class", ()))}
+    return {name: score for name, score in line.items() if name not in NOT_SCORES} | of_class

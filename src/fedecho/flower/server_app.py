@@ -1,4 +1,4 @@
-"""The server of a FedEcho deployment: a Flower ``ServerApp`` that runs an experiment over whoever is connected."""
+"""The server of a deployment: a Flower ``ServerApp`` that runs an experiment over the connected nodes."""
 
 from collections.abc import Callable, Mapping
 from logging import INFO
@@ -10,22 +10,78 @@ from flwr.app import Context
 from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 
+from fedecho.core.loop import Moment, drive
+from fedecho.core.server import Server
 from fedecho.core.task import scores_of
-from fedecho.core.types import GlobalModel
-from fedecho.distill.token_student import student_for
-from fedecho.experiments.accounting import check_accountant
-from fedecho.experiments.build import bound_network, distiller_of, named_by, server_of, student_of
-from fedecho.experiments.config import ConfigError
-from fedecho.experiments.experiment import Experiment
-from fedecho.experiments.identity import config_of, name_of, notes_of, parts_of
-from fedecho.experiments.summary import Summary
+from fedecho.core.types import GlobalModel, Joined, Left
+from fedecho.distill.student import student_for
 from fedecho.flower.codec import Codec
-from fedecho.flower.federate import federate
+from fedecho.flower.config import Settings
+from fedecho.flower.config import experiment as from_run_config
+from fedecho.flower.grid import Waiting
 from fedecho.flower.journal import Identity, Journal
-from fedecho.flower.run_config import Settings
-from fedecho.flower.run_config import experiment as from_run_config
+from fedecho.flower.run_log import RunLog
 from fedecho.flower.transport import GridTransport
-from fedecho.flower.waiting import Waiting
+from fedecho.runs.build import bound_network, distiller_of, named_by, server_of, student_of
+from fedecho.runs.config import ConfigError
+from fedecho.runs.experiment import Experiment
+from fedecho.runs.identity import config_of, name_of, notes_of, parts_of
+from fedecho.runs.privacy_budget import check_accountant
+from fedecho.runs.run_stats import Failures, check_scores
+from fedecho.runs.summary import Summary
+
+Evaluate = Callable[[GlobalModel], dict[str, Any] | None]
+Watch = Callable[[Moment], None]
+
+
+def federate(
+    server: Server[Any],
+    transport: GridTransport,
+    journal: Journal,
+    *,
+    num_versions: int,
+    evaluate: Evaluate = lambda model: None,
+    eval_every: int = 1,
+    evaluate_first: bool = False,
+    dispatch_after_step: bool = False,
+    watch: Watch = lambda moment: None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Summary:
+    """Wait for nodes, run to version T, write it all down. ``evaluate_first`` is of version 0, which is in no mean."""
+    if journal.finished is not None:
+        return journal.finished
+    log, failures = RunLog(server, journal, say), Failures()
+
+    def see(moment: Moment) -> None:
+        scores = None
+        if moment.step is not None and (moment.step.model.version % eval_every == 0 or server.model.version == num_versions):
+            scores = evaluate(moment.step.model)
+            check_scores(moment.step.model.version, scores or {})
+        journal.moment(moment, scores)
+        watch(moment)
+        log.see(moment, scores)
+        failures.see(moment.receipt, set(transport.roster.clients))
+
+    log.begin()
+    try:
+        if evaluate_first and not journal.num_moments:
+            journal.first_scores(evaluate(server.model))
+        present = set(transport.gather())
+        for moment in journal.lose_what_was_open():
+            log.see(moment, None)
+        for client in range(server.num_clients):
+            if client not in present:
+                server.receive(Left(client))  # not for the record: it is not here yet
+            elif client not in server.idle:
+                server.receive(Joined(client))
+        drive(server, transport, num_versions=num_versions, watch=see, dispatch_after_step=dispatch_after_step)
+        summary = journal.finish()
+    except Exception:
+        log.stopped()
+        raise
+    log.end(summary)
+    return summary
+
 
 Say = Callable[[str], None]
 

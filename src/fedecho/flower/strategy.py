@@ -19,18 +19,17 @@ from fedecho.core.server import Server
 from fedecho.core.task import defines
 from fedecho.core.types import GlobalModel
 from fedecho.distill.student import Student
-from fedecho.experiments.config import to_config
-from fedecho.experiments.described import attributes, described
-from fedecho.experiments.experiment import check_clients, with_seed
-from fedecho.experiments.identity import name_of
-from fedecho.experiments.methods import by_examples
-from fedecho.flower.federate import federate
-from fedecho.flower.history import History
+from fedecho.flower.grid import Waiting
 from fedecho.flower.journal import Identity, Journal
-from fedecho.flower.keys import PROXIMAL
+from fedecho.flower.run_log import History
+from fedecho.flower.server_app import federate
 from fedecho.flower.transport import GridTransport
 from fedecho.flower.user_model import UserModel
-from fedecho.flower.waiting import Waiting
+from fedecho.flower.wire import PROXIMAL
+from fedecho.runs.config import to_config
+from fedecho.runs.experiment import attributes, check_clients, described, with_seed
+from fedecho.runs.identity import name_of
+from fedecho.runs.methods import by_examples
 
 PLAIN = (str, int, float, bool, dict, list, type(None))
 

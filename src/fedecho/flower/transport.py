@@ -19,11 +19,21 @@ from flwr.serverapp import Grid
 from fedecho.core.server import one_line
 from fedecho.core.types import Dispatch, Joined, Left, Lost, Message, Refused
 from fedecho.flower.codec import Codec
-from fedecho.flower.keys import read_introduction
-from fedecho.flower.replies import DEADLINE, NODE_GONE, NOT_PUSHED, content_of, error_text, is_from_node, is_gone, loss_code
-from fedecho.flower.roster import Roster
-from fedecho.flower.superlink import SuperLink
-from fedecho.flower.waiting import Patience, Waiting
+from fedecho.flower.grid import (
+    DEADLINE,
+    NODE_GONE,
+    NOT_PUSHED,
+    Patience,
+    Roster,
+    SuperLink,
+    Waiting,
+    content_of,
+    error_text,
+    is_from_node,
+    is_gone,
+    loss_code,
+)
+from fedecho.flower.wire import read_introduction
 
 TRAIN, QUERY = "train", "query"
 ASK_TIMES = 3

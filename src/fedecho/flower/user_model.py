@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from fedecho.core.layout import BoundNetwork, Layout
 from fedecho.core.modules import FullState
 from fedecho.core.types import Weights
-from fedecho.flower.codec import Codec
-from fedecho.flower.npy import shape_of, to_array, to_tensor
+from fedecho.flower.codec import Codec, shape_of, to_array, to_tensor
 
 STATISTICS = ("running_mean", "running_var")
 """What is averaged by value and never optimised, by the names that torch gives it; a ``module`` says it exactly."""

@@ -1,13 +1,10 @@
 """One step of the optimizer on flat vectors, in place: the same lines for the eager and for the captured program."""
 
 from collections.abc import Callable
-from functools import cache
 from typing import TypeVar
 
-import torch
 from torch import Tensor
 
-from fedecho.core.capture import Precision
 from fedecho.learning.local import LocalTraining
 
 Number = TypeVar("Number", float, Tensor)
@@ -63,26 +60,6 @@ def bias_correction(local: LocalTraining, count: Number) -> tuple[Number, Number
 
 def rule_of(local: LocalTraining) -> Callable[..., None]:
     return sgd_step if local.optimizer == "sgd" else adamw_step
-
-
-@cache
-def update_of(local: LocalTraining, precision: Precision) -> Callable[..., None]:
-    """The step of these settings on any stretch of the flat vectors: compiled, one pass over memory.
-
-    The gradient may be of low precision and lie anywhere; it is not changed. ``low``, a copy of ``params`` in low precision, is
-    kept up; where there is none it is ``params`` itself. ``raw`` is the sum of all gradients, or None.
-    """
-    rule = rule_of(local)
-
-    def update(params: Tensor, low: Tensor, grads: Tensor, raw: Tensor | None, *others: Tensor | None) -> None:
-        grads = grads.to(torch.float32, copy=True)
-        if raw is not None:
-            raw.add_(grads)
-        rule(local, params, grads, *others)
-        if low is not params:
-            low.copy_(params)
-
-    return precision.compile(update, dynamic=True)
 
 
 def wants_moments(local: LocalTraining) -> bool:

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
+from fedecho.core.randomness import torch_rng
 from fedecho.core.ranges import Factor, check_ranges, positive, share
-from fedecho.core.rng import torch_rng
 from fedecho.core.types import ClientUpdate, GlobalModel
 
 

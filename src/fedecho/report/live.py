@@ -12,12 +12,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from fedecho.experiments.record import RECORD
-from fedecho.experiments.summary import SUMMARY
-from fedecho.report.book import report_of
-from fedecho.report.html import POLICY, figures_json, page, subtitle, tables_html
 from fedecho.report.load import find_runs
+from fedecho.report.page import POLICY, figures_json, page, report_of, subtitle, tables_html
 from fedecho.report.spec import Report
+from fedecho.runs.record import RECORD
+from fedecho.runs.summary import SUMMARY
 
 LOOPBACK = "127.0.0.1"
 NAMES = {LOOPBACK, "localhost"}

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedecho.experiments.identity import is_finished
-from fedecho.experiments.record import RECORD, Line, read_header, read_record
-from fedecho.experiments.schema import Clients, Header
-from fedecho.experiments.summary import Summary
 from fedecho.report.spec import Floats, Ints
+from fedecho.runs.identity import is_finished
+from fedecho.runs.record import RECORD, Line, read_header, read_record
+from fedecho.runs.record_schema import Clients, Header
+from fedecho.runs.summary import Summary
 
 STATUSES = ("accepted", "rejected", "lost")
 LAST = 10

@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedecho.report.groups import grouped
-from fedecho.report.labels import Label, labels_of
+from fedecho.report.groups import Label, grouped, labels_of
 from fedecho.report.load import RunData
 from fedecho.report.spec import Floats, Line, color_of
 

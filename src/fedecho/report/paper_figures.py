@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedecho.report.html import MissingExtra
+from fedecho.report.page import MissingExtra
 from fedecho.report.spec import STALENESS, Bars, Dots, Figure, Heat, Line, Report, Spans
 
 LONG = 48

@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor
 
-from fedecho.core.numbers import NumberSet
+from fedecho.core.clients import NumberSet
+from fedecho.core.randomness import numpy_rng, torch_rng
 from fedecho.core.ranges import at_least, check_ranges, positive
 from fedecho.core.ranges import share as share_of
-from fedecho.core.rng import numpy_rng, torch_rng
 from fedecho.core.task import Task
 from fedecho.core.types import ClientUpdate, Dispatch
 from fedecho.simulation.runtimes import ClientRuntimes

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from math import log
 from typing import Annotated
 
+from fedecho.core.randomness import uniform
 from fedecho.core.ranges import Range, check_ranges, share
-from fedecho.core.rng import uniform
 
 Spell = Annotated[float, Range(0.001, 1e12)]
 """Shorter ones would mean millions of events for a job."""

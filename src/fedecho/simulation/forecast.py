@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import torch
 
 from fedecho.core.algorithm import Demands
-from fedecho.core.drive import Moment, drive
-from fedecho.core.numbers import NumberSet
+from fedecho.core.clients import NumberSet
+from fedecho.core.loop import Moment, drive
 from fedecho.core.server import Server
 from fedecho.core.types import Advance, Arrival, ClientUpdate, GlobalModel, Weights
-from fedecho.simulation.executors.serial import SerialExecutor
+from fedecho.executors.executor import SerialExecutor
 from fedecho.simulation.transport import VirtualTransport
 
 

@@ -1,21 +1,59 @@
-"""How long clients take. Runtimes are in virtual seconds and drawn anew for every dispatch."""
+"""How long clients take, in virtual seconds drawn anew for every dispatch, and the runtime class of every client."""
 
 import csv
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import TextIOWrapper
 from math import isfinite
 from pathlib import Path
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal, Protocol, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedecho.core.randomness import below, numpy_rng, uniform
 from fedecho.core.ranges import Factor, check_ranges, positive, share
-from fedecho.core.rng import below, numpy_rng, uniform
-from fedecho.core.user_files import GIB, FileError, opened
-from fedecho.simulation.classes import Classes
+from fedecho.storage.user_files import GIB, FileError, opened
+
+UNKNOWN = 255
+
+
+class Classes(Sequence[str]):
+    """Names by client. ``draw``, where there is one, gives a client's code at the first question."""
+
+    def __init__(self, names: tuple[str, ...], codes: bytearray, draw: Callable[[int], int] | None = None) -> None:
+        self.names = names
+        self._codes = codes
+        self._draw = draw
+
+    @classmethod
+    def drawn(cls, names: tuple[str, ...], num_clients: int, draw: Callable[[int], int]) -> "Classes":
+        return cls(names, bytearray([UNKNOWN]) * num_clients, draw)
+
+    def __len__(self) -> int:
+        return len(self._codes)
+
+    @overload
+    def __getitem__(self, client: int) -> str: ...
+
+    @overload
+    def __getitem__(self, client: slice) -> list[str]: ...
+
+    def __getitem__(self, client: int | slice) -> str | list[str]:
+        if isinstance(client, slice):
+            return [self[each] for each in range(len(self))[client]]
+        code = self._codes[client]
+        if code == UNKNOWN and self._draw is not None:
+            code = self._codes[client] = self._draw(client)
+        return self.names[code]
+
+    def counts(self) -> dict[str, int] | None:
+        """How many clients are of each class; None where that would mean to ask them all."""
+        if self._draw is not None:
+            return None
+        return {name: self._codes.count(code) for code, name in enumerate(self.names)}
+
 
 SHORT, MEDIUM, LONG = NAMES = ("short", "medium", "long")
 UNIT_S = 10.0

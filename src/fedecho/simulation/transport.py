@@ -7,13 +7,12 @@ from typing import Any
 from torch import Tensor
 
 from fedecho.core.admission import norm_of
-from fedecho.core.mapped import check_folder
-from fedecho.core.memory import ClientMemory, Place
 from fedecho.core.types import ClientUpdate, Dispatch, GlobalModel, Joined, Left, Lost, Message
+from fedecho.executors.executor import Executor, Job
 from fedecho.simulation.events import Event, EventQueue
-from fedecho.simulation.executors.executor import Executor, Job
 from fedecho.simulation.faults import Faults
 from fedecho.simulation.runtimes import ClientRuntimes
+from fedecho.storage.client_memory import ClientMemory, Place, check_folder
 
 DROPPED = "client dropped out"
 Sent = Callable[[Dispatch, ClientUpdate], ClientUpdate]

@@ -3,10 +3,10 @@
 from typing import Any
 
 from fedecho.core.task import Task
-from fedecho.tasks.cifar import CifarTask
-from fedecho.tasks.digits import DigitsTask
-from fedecho.tasks.mathinstruct import MathInstructTask
-from fedecho.tasks.mrpc import MrpcTask
+from fedecho.tasks.text.mathinstruct import MathInstructTask
+from fedecho.tasks.text.mrpc import MrpcTask
+from fedecho.tasks.vision.cifar import CifarTask
+from fedecho.tasks.vision.digits import DigitsTask
 
 TASKS: dict[str, type[Any]] = {
     "digits": DigitsTask,

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedecho.core.breaks import at
-from fedecho.core.rng import global_rng
+from fedecho.core.randomness import global_rng
+from fedecho.core.task import at
 
 
 def seeded(seed: int, make: Callable[[], nn.Module]) -> nn.Module:

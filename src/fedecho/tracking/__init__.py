@@ -9,11 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from fedecho.tracking.mlflow import MlflowSink
-from fedecho.tracking.sink import Sink
-from fedecho.tracking.tensorboard import TensorBoardSink
+from fedecho.tracking.sinks import MlflowSink, Sink, TensorBoardSink, WandbSink
 from fedecho.tracking.tracker import Tracker
-from fedecho.tracking.wandb import WandbSink
 
 SINKS: dict[str, Callable[[Path, Mapping[str, Any]], Sink]] = {
     "tensorboard": TensorBoardSink,

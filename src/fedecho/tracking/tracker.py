@@ -11,8 +11,8 @@ from functools import partial
 from math import isfinite
 from typing import TypeVar
 
-from fedecho.core.drive import Moment
-from fedecho.tracking.sink import Sink
+from fedecho.core.loop import Moment
+from fedecho.tracking.sinks import Sink
 
 ROOM = 10_000
 """Versions that may wait for a slow sink; what comes on top is dropped, the record has it all."""

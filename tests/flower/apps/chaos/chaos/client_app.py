@@ -8,7 +8,7 @@ from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedecho.flower.client_app import FROM_RUN_CONFIG, train_content
-from fedecho.flower.keys import introduction, partition_of
+from fedecho.flower.wire import introduction, partition_of
 
 app = ClientApp()
 

@@ -1,1 +1,0 @@
-"""Readers of data files, and the ways to split data over clients."""

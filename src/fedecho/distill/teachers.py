@@ -1,0 +1,124 @@
+"""Turning all clients' logits into one teacher: robust rules, and the correction for each client's label prior."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import log
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+TeacherRule = Literal["mean", "median", "trimmed", "entropy"]
+TINY = torch.finfo(torch.float32).tiny
+CHUNK_VALUES = 2**24
+"""So many numbers are sorted at once: the clients' logits together may be far larger."""
+
+
+def robust_teacher(entries: Iterable[Tensor], rule: TeacherRule, trim: float, *, probabilities: bool = False) -> Tensor:
+    """The teacher on U from all clients' entries, some rows of U at a time. They are logits, or ``probabilities``.
+
+    What is kept in half precision is combined in float32: in float16 two logits may have no sum, and small weights are zero.
+    """
+    held = list(entries)
+    rows = max(1, CHUNK_VALUES // (len(held) * held[0].shape[-1]))
+    chunks = (
+        torch.stack([_widened(entry) for entry in part]) for part in zip(*(entry.split(rows) for entry in held), strict=True)
+    )
+    return torch.cat([_combined(chunk, rule, trim, probabilities) for chunk in chunks])
+
+
+def _widened(entry: Tensor) -> Tensor:
+    return entry.float() if entry.dtype.itemsize < 4 else entry
+
+
+def _combined(entries: Tensor, rule: TeacherRule, trim: float, probabilities: bool) -> Tensor:
+    """[clients, rows, classes] to [rows, classes]."""
+    if rule == "entropy":
+        return _by_certainty(entries, entries.clamp_min(TINY).log() if probabilities else entries.log_softmax(dim=-1))
+    if rule == "median":
+        return middle(entries)
+    return trimmed_mean(entries, trim)
+
+
+def middle(values: Tensor) -> Tensor:
+    """The median over the first axis; of an even number, the mean of the middle two."""
+    ordered, num = values.sort(dim=0).values, len(values)
+    return (ordered[(num - 1) // 2] + ordered[num // 2]) / 2
+
+
+def trimmed_mean(values: Tensor, trim: float) -> Tensor:
+    """The mean over the first axis without the lowest and the highest ``trim`` of the values."""
+    cut = min(int(trim * len(values)), (len(values) - 1) // 2)
+    return values.sort(dim=0).values[cut : len(values) - cut].mean(dim=0)
+
+
+def _by_certainty(entries: Tensor, log_probabilities: Tensor) -> Tensor:
+    """Each client weighs (1 - H / ln C)^2 on each row: who is unsure there says less."""
+    entropy = -(log_probabilities.exp() * log_probabilities).sum(dim=-1) / log(max(entries.shape[-1], 2))
+    weight = (1 - entropy).clamp_min(1e-6).square()[..., None]
+    return (weight * entries).sum(dim=0) / weight.sum(dim=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PriorCorrection:
+    """y^i - s log(C pi_i), with pi_i at least ``floor`` / C; and t s log(C mean pi_i) is given back to the teacher.
+
+    ``strength`` is s: 0 is the paper, 1 the full correction. ``shared`` is t: 1 puts one prior, the mean of all clients', in
+    place of each client's own, which is safer where U's own labels are skewed; 0 leaves none. The factors C change no prediction:
+    with them a client whose mean prediction is uniform is left as it is.
+    """
+
+    strength: float = 0.0
+    floor: float = 0.01
+    shared: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.shared and not self.strength:
+            raise ValueError("distiller.shared_prior gives back what distiller.prior_correction takes, which is 0: set both")
+
+    def prior_of(self, logits: Float[Tensor, "unlabeled classes"]) -> Float[Tensor, " classes"]:
+        """pi_i."""
+        floored = logits.softmax(dim=-1).mean(dim=0).clamp_min(self.floor / logits.shape[-1])
+        return floored / floored.sum()
+
+    def evidence(self, prior: Float[Tensor, " classes"]) -> Float[Tensor, " classes"]:
+        """What is taken from the logits of a client with this prior."""
+        return self.strength * (prior * len(prior)).log()
+
+
+class Priors:
+    """pi_i of every client that is in the bank, and their sum, in float64 as that of the logits is."""
+
+    def __init__(self, correction: PriorCorrection, num_classes: int, device: torch.device) -> None:
+        self.correction = correction
+        self.total = torch.zeros(num_classes, dtype=torch.float64, device=device)
+        self.of: dict[int, Tensor] = {}
+
+    @property
+    def entry_bytes(self) -> int:
+        return 4 * len(self.total)
+
+    def put(self, client: int, prior: Float[Tensor, " classes"]) -> None:
+        self.drop(client)
+        self.of[client] = prior
+        self.total.add_(prior)
+
+    def drop(self, client: int) -> None:
+        old = self.of.pop(client, None)
+        if old is not None:
+            self.total.sub_(old)
+
+    def given_back(self) -> Float[Tensor, " classes"]:
+        """What the shared prior adds to the teacher."""
+        mean = (self.total / len(self.of)).float()
+        return self.correction.shared * self.correction.evidence(mean)
+
+    def to_tree(self) -> dict[str, Any]:
+        return {"total": self.total, "of": self.of}
+
+    def from_tree(self, tree: dict[str, Any]) -> "Priors":
+        device = self.total.device
+        self.total = tree["total"].to(device)
+        self.of = {client: prior.to(device) for client, prior in tree["of"].items()}
+        return self

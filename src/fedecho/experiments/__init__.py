@@ -1,1 +1,0 @@
-"""From a description to a finished run: configuration, composition, the record and the recipes."""

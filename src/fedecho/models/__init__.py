@@ -1,1 +1,0 @@
-"""Networks of the built-in tasks."""

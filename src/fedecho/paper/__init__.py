@@ -1,0 +1,1 @@
+"""The paper's tables: what a cell runs, its result, and the tables made of them."""

@@ -1,0 +1,1 @@
+"""From a description to a finished run: configuration, composition, record and summary."""

@@ -1,0 +1,283 @@
+"""The composition root: the one place where an experiment's parts meet."""
+
+from collections.abc import Callable, Iterator, Mapping, Set
+from contextlib import contextmanager
+from dataclasses import dataclass, field, is_dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedecho.algorithms.noised import Noised
+from fedecho.core.algorithm import demands
+from fedecho.core.layout import BoundNetwork, Layout
+from fedecho.core.loop import Moment
+from fedecho.core.randomness import derive
+from fedecho.core.server import Server
+from fedecho.core.task import HasInputs, Saves, Task, defines, scores_of
+from fedecho.core.types import ClientUpdate, Dispatch, GlobalModel, Weights
+from fedecho.distill.distiller import Distiller
+from fedecho.distill.student import Student, check_unlabeled, student_for
+from fedecho.executors.executor import Executor, SerialExecutor
+from fedecho.learning.local import LocalTraining
+from fedecho.learning.trainer import Trainer
+from fedecho.runs.execution import Execution, crew_of, settled
+from fedecho.runs.experiment import Experiment
+from fedecho.simulation.attacks import FloodedRuntimes, PoisonedTask
+from fedecho.simulation.forecast import Forecast, forecast
+from fedecho.simulation.runtimes import ClientRuntimes
+from fedecho.simulation.transport import Sent, VirtualTransport, as_it_is
+
+
+def attackers_of(experiment: Experiment) -> Set[int]:
+    return experiment.attack.attackers(experiment.task.num_clients, experiment.seed)
+
+
+def training_task(experiment: Experiment) -> Task:
+    """What clients train on: the task, with false labels where there are attackers that flip them."""
+    task, attack = experiment.task, experiment.attack
+    if not attack.poisons_data:
+        return task
+    num_classes = getattr(task, "num_classes", None)
+    if num_classes is None:
+        raise ValueError(
+            f"attack.kind = {attack.kind!r} needs a task that says its num_classes; {type(task).__name__} does not"
+        )
+    return PoisonedTask(task, attack, attackers_of(experiment), num_classes)
+
+
+def sent_by(experiment: Experiment, layout: Layout, device: torch.device) -> Sent:
+    """Privacy first, as every client has it; then what attackers do to their updates."""
+    privacy, attack, attackers = experiment.privacy, experiment.attack, attackers_of(experiment)
+    variances = layout.variances(device)
+
+    def sent(dispatch: Dispatch, update: ClientUpdate) -> ClientUpdate:
+        if privacy.on and privacy.where == "client":
+            update = privacy.sent(update, dispatch.model, dispatch.seed, variances)
+        return attack.sent(dispatch, update) if dispatch.client in attackers else update
+
+    return sent
+
+
+Named = Callable[[Weights], dict[str, Tensor]]
+"""The tensors of a model, by the names that its file and its user's module have for them."""
+
+
+@dataclass(frozen=True)
+class MakeTrainer:
+    """Builds a trainer; pickled to worker processes, so it holds settings and no tensors."""
+
+    task: Task
+    local: LocalTraining
+    seed: int
+
+    def __call__(self) -> Trainer:
+        return Trainer(self.task, self.local, bound_network(self.task, self.seed))
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """An experiment put together, ready to be driven."""
+
+    experiment: Experiment
+    server: Server[Any]
+    transport: VirtualTransport
+    runtimes: ClientRuntimes
+    layout: Layout
+    named: Named
+    evaluate_weights: Callable[[Weights], dict[str, float]]
+    execution: Execution = field(default_factory=Execution)
+    """With what was found out when its workers were started."""
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    """What was read, by name: its digest."""
+
+    def evaluate(self) -> dict[str, float]:
+        """The task's scores of the current model."""
+        return self.evaluate_weights(self.server.model.weights)
+
+
+def bound_network(task: Task, seed: int) -> BoundNetwork:
+    module = task.network(derive(seed, "network"))
+    return Layout.of(module).bind(module)
+
+
+def named_by(task: Task, network: BoundNetwork) -> Named:
+    """A model's tensors as the task's module loads them, all of them.
+
+    A task that saves its models in a format of its own reads what it never trains from there: of adapters, they alone are kept.
+    """
+    return network.layout.named if isinstance(task, Saves) else network.full_state.named
+
+
+@contextmanager
+def assembled(
+    experiment: Experiment, execution: Execution | None = None, say: Callable[[str], None] = lambda text: None
+) -> Iterator[Simulation]:
+    """The simulation of an experiment; its workers end with the context."""
+    execution = execution or Execution()
+    if execution.on_gpu:
+        with _on_gpu(experiment, execution, say) as simulation:
+            yield simulation
+        return
+    network = bound_network(experiment.task, experiment.seed)
+    inputs = inputs_of(experiment, experiment.task)
+    runtimes = runtimes_of(experiment)
+    student = student_of(experiment, lambda: student_for(network, experiment.task, distiller_of(experiment)))
+    server = server_of(experiment, network, student)
+    runner = _executor(experiment, execution, network, runtimes, say)
+    try:
+        sent = sent_by(experiment, network.layout, network.weights.params.device)
+        transport, evaluate = _transport(experiment, runner, runtimes, sent), _evaluation(experiment.task, network)
+        ran_on = settled(execution, runner)
+        named = named_by(experiment.task, network)
+        yield Simulation(experiment, server, transport, runtimes, network.layout, named, evaluate, ran_on, inputs)
+    finally:
+        runner.close()
+
+
+@contextmanager
+def _on_gpu(experiment: Experiment, execution: Execution, say: Callable[[str], None]) -> Iterator[Simulation]:
+    from fedecho.runs.on_gpu import GpuParts, MakeBench, gpu_settings, the_gpu
+
+    if experiment.attack.poisons_data:
+        raise ValueError(
+            f"attack.kind = {experiment.attack.kind!r} poisons data, which is not on the GPU yet: use serial or pool"
+        )
+    precision, device = execution.arithmetic, the_gpu()
+    with gpu_settings(precision, device):
+        parts = GpuParts(experiment, precision, device, say)
+        inputs = inputs_of(experiment, parts.task)
+        if parts.one_by_one:
+            say(f"clients train one after another, in captured steps: {parts.one_by_one}")
+        runtimes = runtimes_of(experiment)
+        server = server_of(experiment, parts.network, student_of(experiment, parts.student))
+        layout, wanted = parts.network.layout, _wanted(experiment, runtimes)
+        if execution.executor == "cuda":
+            runner = parts.executor(execution.num_workers, wanted)
+        else:
+            make = MakeBench(replace(experiment, task=_fresh(experiment.task)), precision)
+            runner = crew_of(execution, make, layout, wanted, say, device)
+        try:
+            transport = _transport(experiment, runner, runtimes, sent_by(experiment, layout, device))
+            ran_on = settled(execution, runner)
+            named = named_by(parts.task, parts.network)
+            yield Simulation(experiment, server, transport, runtimes, layout, named, parts.evaluate, ran_on, inputs)
+        finally:
+            runner.close()
+
+
+def runtimes_of(experiment: Experiment) -> ClientRuntimes:
+    """Of every client, by its size; whoever floods the server is as fast as he likes."""
+    task = experiment.task
+    sizes = np.fromiter((task.num_examples(client) for client in range(task.num_clients)), np.int64, task.num_clients)
+    runtimes = experiment.runtimes.assign(sizes, experiment.seed)
+    return FloodedRuntimes(runtimes, attackers_of(experiment)) if experiment.attack.kind == "flood" else runtimes
+
+
+def inputs_of(experiment: Experiment, task: Task) -> Mapping[str, str]:
+    """All that ``task``, the experiment's, wherever it is placed, reads: read now, so that nothing is found wrong late."""
+    teaches = distiller_of(experiment) is not None
+    if teaches:
+        check_unlabeled(task.num_unlabeled)
+    return task.read_inputs(teaches) if isinstance(task, HasInputs) else {}
+
+
+def distiller_of(experiment: Experiment) -> Distiller | None:
+    found = getattr(experiment.algorithm, "distiller", None)
+    return found if isinstance(found, Distiller) else None
+
+
+def student_of(experiment: Experiment, make: Callable[[], Student]) -> Student | None:
+    return make() if defines(experiment.algorithm, "attached") else None
+
+
+def server_of(experiment: Experiment, network: BoundNetwork, student: Student | None) -> Server[Any]:
+    algorithm: Any = experiment.algorithm
+    if student is not None:
+        algorithm = algorithm.attached(student)
+    variances = network.layout.variances(network.weights.params.device)
+    if experiment.privacy.on and experiment.privacy.where == "server":
+        algorithm = Noised(inner=algorithm, privacy=experiment.privacy, seed=experiment.seed, variances=variances)
+    return Server(
+        algorithm=algorithm,
+        model=GlobalModel(0, network.layout.pack(network.module)),
+        num_clients=experiment.task.num_clients,
+        concurrency=experiment.concurrency,
+        seed=experiment.seed,
+        admission=experiment.admission,
+        variances=variances,
+    )
+
+
+def _evaluation(task: Task, network: BoundNetwork) -> Callable[[Weights], dict[str, float]]:
+    def evaluate(weights: Weights) -> dict[str, float]:
+        network.load(weights)
+        return scores_of(task, network.module)
+
+    return evaluate
+
+
+def _transport(experiment: Experiment, executor: Executor, runtimes: ClientRuntimes, sent: Sent = as_it_is) -> VirtualTransport:
+    return VirtualTransport(
+        executor=executor,
+        runtimes=runtimes,
+        num_clients=experiment.task.num_clients,
+        seed=experiment.seed,
+        faults=experiment.faults,
+        client_memory=experiment.client_memory,
+        client_memory_dir=experiment.client_memory_dir,
+        sent=sent,
+    )
+
+
+def _executor(
+    experiment: Experiment, execution: Execution, network: BoundNetwork, runtimes: ClientRuntimes, say: Callable[[str], None]
+) -> Executor:
+    task, local = training_task(experiment), experiment.local_training
+    if execution.executor == "serial":
+        trainer = Trainer(task, local, network)
+        return SerialExecutor(lambda job: trainer.train(job.dispatch, job.control))
+    make = MakeTrainer(_fresh(task), local, experiment.seed)
+    return crew_of(execution, make, network.layout, _wanted(experiment, runtimes), say)
+
+
+def _fresh(task: Task) -> Task:
+    """Without what it has cached: a worker reads its data itself."""
+    return replace(task) if is_dataclass(task) and not isinstance(task, type) else task
+
+
+def _wanted(experiment: Experiment, runtimes: ClientRuntimes) -> Set[int] | None:
+    schedule = forecast_of(experiment, runtimes)
+    return None if schedule is None else schedule.answered
+
+
+def forecast_of(
+    experiment: Experiment, runtimes: ClientRuntimes | None = None, watch: Callable[[Moment], None] = lambda moment: None
+) -> Forecast | None:
+    """The schedule of the whole run, drawn ahead; None for a method that does not say the size of its buffer."""
+    if experiment.buffer_size is None:
+        return None
+    known = runtimes or runtimes_of(experiment)
+    return forecast(
+        buffer_size=experiment.buffer_size,
+        demands=demands(experiment.algorithm),
+        num_clients=experiment.task.num_clients,
+        concurrency=experiment.concurrency,
+        seed=experiment.seed,
+        num_versions=experiment.num_versions,
+        dispatch_after_step=experiment.dispatch_after_step,
+        make_transport=lambda executor: _transport(experiment, executor, known),
+        watch=watch,
+    )
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Sums over several threads round differently; with one, every process agrees to the last bit."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,295 @@
+"""Experiments as TOML and back, strictly: an unknown key is an error that suggests the right one."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from hashlib import sha256
+from math import inf, isnan
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from fedecho.algorithms import ALGORITHMS, FedEcho
+from fedecho.core.ranges import SettingError
+from fedecho.runs.experiment import Experiment
+from fedecho.runs.recipes import RECIPES
+from fedecho.runs.settings import beside, setting_of
+from fedecho.runs.suggestions import KEYS, unknown
+from fedecho.storage.user_files import read_toml
+from fedecho.tasks import TASKS
+from fedecho.tasks.partition import PARTITIONERS
+
+Tree = dict[str, Any]
+MOST = 3.4e38
+"""float32, in which everything is computed, holds hardly more."""
+VERSIONS = "versions"
+"""What the command line calls ``num_versions``."""
+
+
+class ConfigError(ValueError):
+    """A user's mistake, said in one line."""
+
+
+class UnknownKeyError(ConfigError):
+    """A key that its table does not have; ``below`` is where one of that very name stands, if anywhere."""
+
+    def __init__(self, key: str, below: str | None, choices: Sequence[str]) -> None:
+        told = unknown(key, choices, "key")
+        super().__init__(
+            f"unknown key {key!r}: did you mean {below!r}?" if below and key.rpartition(".")[2] not in KEYS else told
+        )
+        self.key, self.below = key, below
+
+
+CHOICES: dict[str, dict[str, type[Any]]] = {
+    "task": TASKS,
+    "algorithm": ALGORITHMS,
+    "inner": ALGORITHMS,
+    "partition": PARTITIONERS,
+}
+"""Fields that hold one of several classes, chosen by ``name`` in their table."""
+
+
+def to_config(value: Any) -> Tree:
+    """The table of an experiment or of a part of it; ``from_config`` is its inverse."""
+    tree: Tree = {}
+    for choices in CHOICES.values():
+        names = [name for name, cls in choices.items() if cls is type(value)]
+        if names:
+            tree["name"] = names[0]
+    for f in fields(value):
+        child = getattr(value, f.name)
+        if f.repr and child is not None:
+            tree[f.name] = to_config(child) if is_dataclass(child) else child
+    return tree
+
+
+def from_config(tree: Mapping[str, Any]) -> Experiment:
+    """An experiment from its table. Says which key is wrong, where, and what it may be."""
+    known = {"seed": tree.get("seed", 0)}
+    task = tree.get("task")
+    if isinstance(task, Mapping):
+        num_clients = task.get("num_clients", _default(TASKS.get(str(task.get("name")), object), "num_clients"))
+        known["num_clients"] = num_clients
+    experiment = _construct(Experiment, tree, "", known)
+    assert isinstance(experiment, Experiment)  # noqa: S101 (for the type checker)
+    return experiment
+
+
+def fingerprint(tree: Mapping[str, Any]) -> str:
+    return sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+
+
+def completed(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration as this fedecho writes it: what one of before did not know yet has its default."""
+    return to_config(from_config(tree))
+
+
+def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], path: str = "") -> list[str]:
+    """The keys in which two tables differ, each with both values."""
+    found = []
+    for key in sorted({*ours, *theirs}):
+        a, b = ours.get(key), theirs.get(key)
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            found += differences(a, b, f"{path}{key}.")
+        elif a != b:
+            found.append(f"{path}{key} is {b!r} there and {a!r} here")
+    return found
+
+
+def load(
+    source: str,
+    *,
+    algorithm: str | None = None,
+    seed: int | None = None,
+    versions: int | None = None,
+    settings: Sequence[str] = (),
+) -> Experiment:
+    """The experiment of a recipe's name or a TOML file, with a command line's changes.
+
+    A file may start from a recipe (``recipe = "digits"``) and change what it names.
+    """
+    tree = {"recipe": source} if source in RECIPES else _named(_file(source))
+    changes: Tree = {}
+    if seed is not None:
+        changes["seed"] = seed
+    if versions is not None:
+        changes["num_versions"] = versions
+    if algorithm is not None:
+        tree = tree | {"algorithm": _another_method(algorithm, tree)}
+    tree = _merged(tree, changes)
+    for setting in settings:
+        tree = _merged(tree, _named(setting_of(setting)))
+    return from_config(_on_recipe(tree))
+
+
+def _named(tree: Tree) -> Tree:
+    """With ``num_versions`` where it says ``versions``, as the command line does."""
+    if VERSIONS not in tree:
+        return tree
+    if "num_versions" in tree:
+        raise ConfigError("versions and num_versions are the same setting: give one of them")
+    return {"num_versions" if key == VERSIONS else key: value for key, value in tree.items()}
+
+
+def _another_method(name: str, tree: Tree) -> Tree:
+    """The table of another method: a recipe knows its values; of a file's own method only the buffer's size is kept."""
+    _among(name, ALGORITHMS, "algorithm")
+    old = tree.get("algorithm", {})
+    if isinstance(old, Mapping) and old.get("name") == name:
+        return dict(old)
+    if not isinstance(old, Mapping):
+        return {"name": name}
+    inner = old.get("inner")
+    buffer_size = old.get("buffer_size", inner.get("buffer_size") if isinstance(inner, Mapping) else None)
+    kept = {} if buffer_size is None or name == "fedasync" else {"buffer_size": buffer_size}
+    if not issubclass(ALGORITHMS[name], FedEcho):
+        return {"name": name, **kept}
+    if "recipe" in tree:  # which names the inner method too
+        return {"name": name, "inner": kept} if kept else {"name": name}
+    return {"name": name, "inner": {"name": "fedbuff", **kept}}
+
+
+def _file(source: str) -> Tree:
+    if source.endswith(".toml") or Path(source).is_file():
+        return beside(Path(source), read_toml(Path(source), "; `fedecho list` shows the recipes"))
+    if source in ALGORITHMS:
+        raise ConfigError(f"{source} is a method, not a recipe: give a recipe (`fedecho list`) and --algorithm {source}")
+    raise ConfigError(unknown(source, RECIPES, "recipe") + " (a file's name must end in .toml)")
+
+
+def _on_recipe(tree: Tree) -> Tree:
+    """The recipe's own table under the changes. The method and the seed choose among the recipe's values."""
+    if "recipe" not in tree:
+        return tree
+    name = tree.pop("recipe")
+    recipe = RECIPES[_among(name, RECIPES, "recipe")]
+    chosen = tree.get("algorithm", {})
+    if not isinstance(chosen, Mapping):
+        raise ConfigError(f"algorithm must be a table, got {chosen!r}")
+    method = _among(chosen["name"], ALGORITHMS, "algorithm.name") if "name" in chosen else None
+    base = recipe.make(method) if method else recipe.make()
+    return _merged(_inheriting(to_config(base)), tree)
+
+
+def _inheriting(tree: Tree) -> Tree:
+    """Without the values that follow the run's own."""
+    pruned = {key: value for key, value in tree.items() if key != "seed"}
+    pruned["task"] = {key: value for key, value in tree["task"].items() if key != "seed"}
+    pruned["algorithm"] = _without(tree["algorithm"], {"seed", "num_clients"})
+    return pruned
+
+
+def _without(tree: Tree, keys: set[str]) -> Tree:
+    return {k: _without(v, keys) if isinstance(v, dict) else v for k, v in tree.items() if k not in keys}
+
+
+def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Tree:
+    """``changes`` over ``base``. A table with another ``name`` is another thing and replaces the whole."""
+    merged = dict(base)
+    for key, value in changes.items():
+        old = merged.get(key)
+        same = isinstance(old, Mapping) and isinstance(value, Mapping) and value.get("name", old.get("name")) == old.get("name")
+        merged[key] = _merged(old, value) if same and isinstance(old, Mapping) else value
+    return merged
+
+
+def _construct(cls: type[Any], tree: Any, path: str, known: Mapping[str, Any]) -> Any:
+    if not isinstance(tree, Mapping):
+        raise ConfigError(f"{path} must be a table, got {tree!r}")
+    hints, settable = get_type_hints(cls), [f for f in fields(cls) if f.repr]
+    names = [f.name for f in settable]
+    given = {key: value for key, value in tree.items() if key != "name" or "name" in names}
+    for key in given:
+        if key not in names:
+            below = _below(key, cls, tree)
+            dotted = f"{path}{'.' if path else ''}"
+            raise UnknownKeyError(dotted + key, below and dotted + below, names)
+    arguments: Tree = {}
+    for f in settable:
+        where = f"{path}.{f.name}" if path else f.name
+        if f.name in given:
+            arguments[f.name] = _value(given[f.name], hints[f.name], f.name, where, known)
+        elif f.name in known and _inherits(cls, f.name):
+            arguments[f.name] = known[f.name]
+        elif f.default is MISSING and f.default_factory is MISSING:
+            raise ConfigError(f"{where} is missing")
+    try:
+        return cls(**arguments)
+    except ConfigError:
+        raise
+    except SettingError as error:
+        raise ConfigError(f"{path}{'.' if path else ''}{error.name} {error.told}") from None
+    except ValueError as error:
+        told = str(error)
+        raise ConfigError(told if not path or f"{path}." in told else f"{path}: {told}") from None
+
+
+def _below(key: str, cls: type[Any], tree: Mapping[str, Any]) -> str | None:
+    """Where a key of that very name stands in the tables below, if anywhere."""
+    hints = get_type_hints(cls)
+    for f in fields(cls):
+        table = tree.get(f.name)
+        below = hints[f.name]
+        if f.name in CHOICES:
+            below = CHOICES[f.name].get(str(table.get("name"))) if isinstance(table, Mapping) else None
+        if not (is_dataclass(below) and isinstance(below, type)):
+            continue
+        if key in [child.name for child in fields(below) if child.repr]:
+            return f"{f.name}.{key}"
+        deeper = _below(key, below, table if isinstance(table, Mapping) else {})
+        if deeper:
+            return f"{f.name}.{deeper}"
+    return None
+
+
+def _inherits(cls: type[Any], name: str) -> bool:
+    """A task and a method take the run's seed, a method the task's number of clients, unless they are told otherwise."""
+    return cls in ALGORITHMS.values() or (name == "seed" and cls in TASKS.values())
+
+
+def _value(value: Any, hint: Any, name: str, path: str, known: Mapping[str, Any]) -> Any:
+    if name in CHOICES:
+        if not isinstance(value, Mapping) or "name" not in value:
+            raise ConfigError(f"{path} must be a table with a name, one of {', '.join(CHOICES[name])}")
+        cls = CHOICES[name][_among(value["name"], CHOICES[name], f"{path}.name")]
+        return _construct(cls, value, path, known)
+    if is_dataclass(hint) and isinstance(hint, type):
+        return _construct(hint, value, path, known)
+    return _plain(value, hint, path)
+
+
+def _plain(value: Any, hint: Any, path: str) -> Any:
+    """A number, a flag or a string of the declared type; whole numbers serve as floats, nothing else is converted."""
+    options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    for option in options:
+        if get_origin(option) is Literal and value in get_args(option):
+            return value
+        if option is float and value in (inf, -inf):
+            return value
+        if option is float and type(value) in (int, float) and not isnan(value):
+            if abs(value) > MOST:
+                raise ConfigError(f"{path} must be within 3.4e38 of 0, which is what float32 holds, got {str(value)[:24]}")
+            return float(value)
+        if option in (int, str, bool, NoneType) and type(value) is option:
+            return value
+    raise ConfigError(f"{path} must be {_spoken(options)}, got {value!r}")
+
+
+def _spoken(options: tuple[Any, ...]) -> str:
+    words = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
+    said = [
+        " or ".join(repr(choice) for choice in get_args(option)) if get_origin(option) is Literal else words.get(option, "")
+        for option in options
+    ]
+    return " or ".join(word for word in said if word)
+
+
+def _among(name: Any, choices: Mapping[str, Any], what: str) -> str:
+    if not isinstance(name, str) or name not in choices:
+        raise ConfigError(unknown(str(name), choices, what))
+    return name
+
+
+def _default(cls: type[Any], name: str) -> Any:
+    return next((f.default for f in fields(cls) if f.name == name), None) if is_dataclass(cls) else None

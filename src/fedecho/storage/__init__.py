@@ -1,0 +1,1 @@
+"""Files, memory-mapped rows and checkpoints."""

@@ -1,0 +1,281 @@
+"""Checkpoints: any state as one safetensors file, tensors as tensors and everything else as JSON."""
+
+import hashlib
+import io
+import json
+import os
+import struct
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from fedecho.core.task import defines
+from fedecho.storage.files import disk_full_at, open_own
+
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+class Later(ABC):
+    """A tensor that is made when it is written."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @abstractmethod
+    def tensor(self) -> Tensor: ...
+
+
+Held = Tensor | Later
+
+
+def made(held: Held) -> Tensor:
+    return held if isinstance(held, Tensor) else held.tensor()
+
+
+def bytes_of(held: Held) -> memoryview:
+    """Without a copy where the tensor is whole and on the CPU."""
+    flat = made(held).detach().cpu().contiguous().reshape(-1)
+    return memoryview(flat.view(torch.uint8).numpy().data).cast("B") if flat.numel() else memoryview(b"")
+
+
+def pieces_of(tensors: Mapping[str, Held], metadata: Mapping[str, str]) -> Iterator[bytes | memoryview]:
+    """The header, then each tensor; the widest types first, so that all lie as the machine reads them best."""
+    header: dict[str, object] = {"__metadata__": dict(metadata)}
+    order = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)
+    end = 0
+    for name in order:
+        held = tensors[name]
+        if held.dtype not in DTYPES:
+            raise TypeError(f"a checkpoint cannot hold a tensor of {held.dtype}")
+        start, end = end, end + prod(held.shape) * held.dtype.itemsize
+        header[name] = {"dtype": DTYPES[held.dtype], "shape": list(held.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for name in order:
+        yield bytes_of(tensors[name])
+
+
+KEEP = 2
+FORMAT = "fedecho-checkpoint-1"
+MANY = 1000
+
+
+class CheckpointError(ValueError):
+    """There is no usable checkpoint."""
+
+
+def encode(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """The JSON of a tree of dataclasses, containers, tensors and plain values; copies of tensors go into ``tensors``."""
+    held: dict[str, Held] = {}
+    tree = _encoded(value, held)
+    tensors |= {name: made(each).detach().cpu().contiguous().clone() for name, each in held.items()}
+    return tree
+
+
+def _encoded(value: Any, tensors: dict[str, Held]) -> Any:
+    if isinstance(value, Tensor | Later):
+        return {"tensor": _named(value, tensors)}
+    if defines(value, "to_tree", "from_tree"):
+        return {"tree": _encoded(value.to_tree(), tensors)}
+    if is_dataclass(value) and not isinstance(value, type):
+        return {"fields": {f.name: _encoded(getattr(value, f.name), tensors) for f in fields(value)}}
+    if isinstance(value, Mapping):
+        keys, values = _numbers(list(value)), _numbers(list(value.values()))
+        if keys is not None and values is not None:
+            return {"pairs": [_named(keys, tensors), _named(values, tensors)]}
+        return {"map": [[_key(key), _encoded(child, tensors)] for key, child in value.items()]}
+    if isinstance(value, list | tuple):
+        numbers = _numbers(value)
+        if numbers is not None:
+            return {"numbers": _named(numbers, tensors)}
+        return [_encoded(_listed(item), tensors) for item in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(
+        f"a checkpoint cannot hold a {type(value).__name__}: use tensors, numbers, strings, lists, dicts or dataclasses"
+    )
+
+
+def _named(tensor: Held, tensors: dict[str, Held]) -> str:
+    name = f"t{len(tensors)}"
+    tensors[name] = tensor
+    return name
+
+
+def _numbers(values: Sequence[Any]) -> Tensor | None:
+    """A long list of whole numbers, or of floats, as a tensor: a header of a million clients in JSON would be too long."""
+    if len(values) < MANY:
+        return None
+    if all(type(value) is int and -(2**63) <= value < 2**63 for value in values):
+        return torch.tensor(values, dtype=torch.int64)
+    return torch.tensor(values, dtype=torch.float64) if all(type(value) is float for value in values) else None
+
+
+def _key(key: Any) -> str | int:
+    if not isinstance(key, str | int):
+        raise TypeError(
+            f"a checkpoint cannot hold a dict whose keys are of type {type(key).__name__}: use strings or whole numbers"
+        )
+    return key
+
+
+def _listed(item: Any) -> Any:
+    """A list says nothing of the types of its items, so what needs a type to be built again cannot be one."""
+    if defines(item, "to_tree", "from_tree") or (is_dataclass(item) and not isinstance(item, type)):
+        raise TypeError(f"a checkpoint cannot hold a {type(item).__name__} in a list: make it a field of the state")
+    return item
+
+
+def decode(node: Any, tensors: Mapping[str, Tensor], template: Any = None, home: torch.device | None = None) -> Any:
+    """The value of a node. Dataclasses and objects with ``from_tree`` get their type from ``template``, never the file.
+
+    A tensor goes where that of the template is; where it has none yet (a first correction, a list that was empty), ``home``, to
+    the other tensors of its dataclass.
+    """
+    if isinstance(node, list):
+        return [decode(item, tensors, home=home) for item in node]
+    if not isinstance(node, dict):
+        return node
+    if "tensor" in node:
+        return tensors[node["tensor"]].to(template.device if isinstance(template, Tensor) else home)
+    if "numbers" in node:
+        return tensors[node["numbers"]].tolist()
+    if "pairs" in node:
+        keys, values = (tensors[name].tolist() for name in node["pairs"])
+        return dict(zip(keys, values, strict=True))
+    if "map" in node:
+        known = template if isinstance(template, Mapping) else {}
+        return {key: decode(value, tensors, known.get(key), home) for key, value in node["map"]}
+    if "tree" in node:
+        return template.from_tree(decode(node["tree"], tensors))
+    if template is None:
+        raise CheckpointError("the checkpoint holds a state that this algorithm does not have")
+    home = _home(template) or home
+    found = {name: decode(child, tensors, getattr(template, name, None), home) for name, child in node["fields"].items()}
+    return type(template)(**found)
+
+
+def _home(template: Any) -> torch.device | None:
+    """Where a dataclass has its tensors."""
+    if isinstance(template, Tensor):
+        return template.device
+    values = [getattr(template, field.name) for field in fields(template)] if is_dataclass(template) else []
+    return next((found for value in values if (found := _home(value)) is not None), None)
+
+
+class Every(dict[Any, Any]):
+    """One template for whatever key."""
+
+    def __init__(self, template: Any) -> None:
+        super().__init__()
+        self._template = template
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return self._template
+
+
+def write_atomically(path: Path, data: bytes | Iterable[bytes | memoryview]) -> None:
+    """The file is there whole or not at all, also after a power cut. On a full disk, what stood under its name stays."""
+    pieces = [data] if isinstance(data, bytes) else data
+    temporary = path.with_name(path.name + ".part")
+    with disk_full_at(path):
+        try:
+            temporary.unlink(missing_ok=True)  # another process's, or a link that somebody laid there
+            # Without a buffer, so that closing the file has nothing left to write, and nothing left to fail at.
+            with open(temporary, "xb", buffering=0, opener=open_own) as file:
+                for piece in pieces:
+                    _write_all(file, piece)
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def _write_all(file: io.FileIO, data: bytes | memoryview) -> None:
+    """A disk that is nearly full takes a part, and says at the next write that it is full."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]
+
+
+def save_checkpoint(folder: Path, number: int, value: Any) -> Path:
+    """Write checkpoint ``number`` and drop all but the newest few. What a file holds is copied block by block, never as a whole."""
+    tensors: dict[str, Held] = {}
+    text = json.dumps(_encoded(value, tensors), separators=(",", ":"))
+    metadata = {"format": FORMAT, "tree": text, "sha256": _digest(text, tensors)}
+    path = folder / f"checkpoint-{number:010d}.safetensors"
+    write_atomically(path, pieces_of(tensors, metadata))
+    for old in _checkpoints(folder)[KEEP:]:
+        old.unlink(missing_ok=True)
+    return path
+
+
+def load_checkpoint(folder: Path, say: Callable[[str], None] = lambda text: None) -> tuple[Any, dict[str, Tensor]] | None:
+    """The newest intact checkpoint as (tree, tensors) for ``decode``, or None if there never was one."""
+    paths = sorted(folder.glob("checkpoint-*.safetensors"), reverse=True)
+    for path in paths:
+        try:
+            if not path.is_file():
+                raise CheckpointError("it is not a file")
+            return _read(path)
+        except (SafetensorError, OSError, KeyError, struct.error, ValueError, RecursionError) as error:
+            say(f"{path.name} is damaged ({error}); trying the one before")
+    if paths:
+        raise CheckpointError(f"no checkpoint in {folder} is intact; start the run anew in another folder")
+    return None
+
+
+def remove_checkpoints(folder: Path) -> None:
+    """A finished run needs none."""
+    for path in _checkpoints(folder):
+        path.unlink(missing_ok=True)
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    """The newest first. A folder or a pipe of such a name is not ours: it is neither opened nor removed."""
+    return sorted((path for path in folder.glob("checkpoint-*.safetensors") if path.is_file()), reverse=True)
+
+
+def _read(path: Path) -> tuple[Any, dict[str, Tensor]]:
+    with safe_open(path, framework="pt") as file:
+        metadata = cast("dict[str, str]", file.metadata() or {})
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
+    if metadata.get("format") != FORMAT:
+        raise CheckpointError(f"its format is {metadata.get('format')!r}, not {FORMAT!r}")
+    if metadata["sha256"] != _digest(metadata["tree"], tensors):
+        raise CheckpointError("its checksum does not match")
+    return json.loads(metadata["tree"]), tensors
+
+
+def _digest(text: str, tensors: Mapping[str, Held]) -> str:
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
+        digest.update(bytes_of(tensor))
+    return digest.hexdigest()

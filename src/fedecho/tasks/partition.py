@@ -1,0 +1,218 @@
+"""How labelled examples are split over clients, without an object per client. Names follow flwr-datasets."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Protocol, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedecho.core.randomness import derive, numpy_rng
+from fedecho.core.ranges import Range, at_least, check_ranges
+
+Indices = NDArray[np.int64]
+
+
+class Parts(Protocol):
+    """The rows of each client, in ascending order."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, client: int, /) -> Indices: ...
+
+    def size(self, client: int) -> int:
+        """How many there are, at the price of a look-up."""
+        ...
+
+
+class HeldParts(Sequence[Indices]):
+    """All rows end to end: client i's are those from ``starts[i]`` to ``starts[i + 1]``."""
+
+    def __init__(self, rows: Indices, starts: Indices) -> None:
+        self._rows, self._starts = rows, starts
+
+    @classmethod
+    def of(cls, clients: Indices, num_clients: int) -> "HeldParts":
+        """From the client of each row."""
+        counts = np.bincount(clients, minlength=num_clients)
+        rows = np.argsort(clients, kind="stable").astype(np.int64, copy=False)
+        return cls(rows, np.concatenate([[0], counts.cumsum()]))
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    @overload
+    def __getitem__(self, client: int, /) -> Indices: ...
+
+    @overload
+    def __getitem__(self, client: slice, /) -> list[Indices]: ...
+
+    def __getitem__(self, client: int | slice, /) -> Indices | list[Indices]:
+        if isinstance(client, slice):
+            return [self[each] for each in range(len(self))[client]]
+        place = range(len(self))[client]
+        return self._rows[self._starts[place] : self._starts[place + 1]]
+
+    def size(self, client: int) -> int:
+        return int(self._starts[client + 1] - self._starts[client])
+
+
+@dataclass(frozen=True)
+class DrawnParts:
+    """Rows that are drawn when they are asked for, the same every time: a client who is never asked costs nothing at all."""
+
+    by_label: list[Indices]
+    num_clients: int
+    alpha: float
+    least: int
+    most: int
+    seed: int
+
+    def __len__(self) -> int:
+        return self.num_clients
+
+    def __getitem__(self, client: int, /) -> Indices:
+        rng = numpy_rng(self.seed, "drawn rows", client)
+        counts = rng.multinomial(self.size(client), rng.dirichlet(np.full(len(self.by_label), self.alpha)))
+        chosen = [rows[rng.integers(len(rows), size=count)] for rows, count in zip(self.by_label, counts, strict=True) if count]
+        return np.sort(np.concatenate(chosen))
+
+    def size(self, client: int) -> int:
+        return self.least + derive(self.seed, "drawn size", client) % (self.most - self.least + 1)
+
+
+def as_parts(split: Any) -> Parts:
+    """What a partitioner gave: one of the above, or of a user's own a list of arrays."""
+    if hasattr(split, "size") and not isinstance(split, np.ndarray):
+        found: Parts = split
+        return found
+    sizes = [len(part) for part in split]
+    return HeldParts(np.concatenate([np.asarray(part) for part in split]), np.concatenate([[0], np.cumsum(sizes)]))
+
+
+MAX_DRAWS = 1000
+Alpha = Annotated[float, Range(0, 1e9, above=True)]
+Rows = Annotated[int, at_least(1)]
+
+
+class Partitioner(Protocol):
+    def split(self, labels: NDArray[Any], num_clients: int, seed: int) -> Sequence[Indices] | DrawnParts:
+        """The rows of each client, no client empty; every row in exactly one client, but of ``DrawnPartitioner``."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class DirichletPartitioner:
+    """Per class, proportions ~ Dirichlet(alpha) over the clients; the shuffled rows of the class are cut accordingly.
+
+    Drawn anew until every client has ``min_partition_size`` rows. The smaller alpha, the fewer classes a client sees.
+    """
+
+    alpha: Alpha
+    min_partition_size: Rows = 1
+
+    def __post_init__(self) -> None:
+        check_ranges(self, "dirichlet ")
+
+    def split(self, labels: NDArray[Any], num_clients: int, seed: int) -> HeldParts:
+        _check(len(labels), num_clients, self.min_partition_size)
+        for draw in range(MAX_DRAWS):
+            parts = self._draw(labels, num_clients, numpy_rng(seed, "partition", draw))
+            if np.bincount(parts, minlength=num_clients).min() >= self.min_partition_size:
+                return HeldParts.of(parts, num_clients)
+        raise ValueError(
+            f"no Dirichlet({self.alpha}) split of {len(labels)} examples gave each of {num_clients} clients "
+            f"at least {self.min_partition_size} in any of {MAX_DRAWS} draws: use fewer clients or a larger alpha"
+        )
+
+    def _draw(self, labels: NDArray[Any], num_clients: int, rng: np.random.Generator) -> Indices:
+        """The client of each row."""
+        client_of = np.empty(len(labels), np.int64)
+        for label in np.unique(labels):
+            rows = rng.permutation(np.flatnonzero(labels == label))
+            shares = rng.dirichlet(np.full(num_clients, self.alpha))
+            cuts = np.floor(np.cumsum(shares)[:-1] * len(rows)).astype(np.int64)
+            client_of[rows] = np.searchsorted(cuts, np.arange(len(rows)), side="right")
+        return client_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class IidPartitioner:
+    """Shuffled rows in parts of equal size, give or take one."""
+
+    def split(self, labels: NDArray[Any], num_clients: int, seed: int) -> HeldParts:
+        _check(len(labels), num_clients, 1)
+        rows = numpy_rng(seed, "partition").permutation(len(labels))
+        client_of = np.empty(len(labels), np.int64)
+        client_of[rows] = _even(len(labels), num_clients)
+        return HeldParts.of(client_of, num_clients)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardPartitioner:
+    """Rows sorted by label, cut into equal shards; every client gets ``num_shards_per_partition`` of them at random."""
+
+    num_shards_per_partition: Rows = 2
+
+    def __post_init__(self) -> None:
+        check_ranges(self, "partition.")
+
+    def split(self, labels: NDArray[Any], num_clients: int, seed: int) -> HeldParts:
+        num_shards = num_clients * self.num_shards_per_partition
+        _check(len(labels), num_shards, 1)
+        rng = numpy_rng(seed, "partition")
+        shuffled = rng.permutation(len(labels))
+        by_label = shuffled[np.argsort(np.asarray(labels)[shuffled], kind="stable")]
+        client_of_shard = np.empty(num_shards, np.int64)
+        client_of_shard[rng.permutation(num_shards)] = np.repeat(np.arange(num_clients), self.num_shards_per_partition)
+        client_of = np.empty(len(labels), np.int64)
+        client_of[by_label] = client_of_shard[_even(len(labels), num_shards)]
+        return HeldParts.of(client_of, num_clients)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawnPartitioner:
+    """Any number of clients from one set of examples: each draws its own, with replacement, so that clients share examples.
+
+    A client has ``min_examples`` to ``max_examples`` of them, its classes mixed by a Dirichlet(alpha) of its own. Rows are drawn
+    when a client is asked for them, by its address: nothing is held for a million clients.
+    """
+
+    alpha: Alpha = 0.1
+    min_examples: Rows = 20
+    max_examples: Rows = 100
+
+    def __post_init__(self) -> None:
+        check_ranges(self, "partition.")
+        if not self.min_examples <= self.max_examples:
+            raise ValueError(
+                f"need partition.min_examples <= partition.max_examples, got {self.min_examples} and {self.max_examples}"
+            )
+
+    def split(self, labels: NDArray[Any], num_clients: int, seed: int) -> DrawnParts:
+        _check(len(labels), 1, 1)
+        by_label = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+        return DrawnParts(by_label, num_clients, self.alpha, self.min_examples, self.max_examples, seed)
+
+
+PARTITIONERS: dict[str, type[Any]] = {
+    "dirichlet": DirichletPartitioner,
+    "iid": IidPartitioner,
+    "shards": ShardPartitioner,
+    "drawn": DrawnPartitioner,
+}
+
+
+def _even(num: int, num_parts: int) -> Indices:
+    """The part of each place, parts as numpy's array_split cuts them: equal, give or take one, the larger ones first."""
+    least, more = divmod(num, num_parts)
+    sizes = np.full(num_parts, least)
+    sizes[:more] += 1
+    return np.repeat(np.arange(num_parts), sizes)
+
+
+def _check(num_examples: int, num_parts: int, least: int) -> None:
+    if num_parts < 1:
+        raise ValueError(f"num_clients must be at least 1, got {num_parts}")
+    if num_parts * least > num_examples:
+        raise ValueError(f"{num_examples} examples cannot fill {num_parts} parts of at least {least}: use fewer clients")

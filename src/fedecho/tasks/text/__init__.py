@@ -1,0 +1,1 @@
+"""Text tasks, with their readers, models and batching."""

@@ -1,0 +1,298 @@
+"""Worked mathematics (MathInstruct, GSM8K, or one's own instructions) on any causal language model, judged on GSM8K."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fedecho.core.ranges import NumClients, Seed, at_least, check_ranges, positive
+from fedecho.core.task import at
+from fedecho.tasks.classification import seeded
+from fedecho.tasks.partition import DirichletPartitioner, Partitioner, Parts, as_parts
+from fedecho.tasks.text.adapters import ALL_LINEAR, check_lora, lean, merged, with_lora
+from fedecho.tasks.text.batches import SpanBatch, Spans, To, own_text_only
+from fedecho.tasks.text.chat import PROMPT, Chat
+from fedecho.tasks.text.gsm8k import final_number, greedy_answers, judged, standard_error
+from fedecho.tasks.text.pretrained import (
+    files_of,
+    language_model,
+    load_tokenizer,
+    longest,
+    model_folder,
+    packs,
+    save_pretrained,
+)
+from fedecho.tasks.text.readers import BadLine, Worked, held_out, read_instructions
+from fedecho.tasks.text.shared import check_rows, computing, digests, file_of, has_lower, model_place, room_for, stand_in
+
+PAPER_MODEL = "Qwen/Qwen2.5-1.5B-Instruct"
+FILES = {
+    "mathinstruct": ("mathinstruct", "MathInstruct.json"),
+    "gsm8k-train": ("gsm8k", "train.jsonl"),
+    "gsm8k-test": ("gsm8k", "test.jsonl"),
+}
+LOSS_CHUNK = 16
+TOKENS_TO, PLACES_TO = 64, 512
+"""What a batch's tokens and predicted places are rounded up to where it must have few shapes."""
+WIDTH_TO, ROWS_TO = 512, 2
+"""And where a row holds several texts: its width, and the number of rows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MathInstructTask:
+    """Questions with answers over the clients, the loss on the answers alone; ``num_unlabeled`` of the questions are held out as U.
+
+    ``lora_rank`` trains low-rank adapters, and only they travel; without it the whole model is trained. ``unlabeled_part`` says
+    what of U is predicted: every token of the query, or the answer behind it. ``num_test`` answers are generated at an evaluation,
+    None is all; the loss is that of the same questions' worked answers.
+    """
+
+    model: str = PAPER_MODEL
+    train: str = "mathinstruct"
+    test: str = "gsm8k-test"
+    num_clients: NumClients = 10
+    partition: Partitioner = field(default_factory=lambda: DirichletPartitioner(alpha=0.6))
+    num_unlabeled: Annotated[int, at_least(0, most=10**8)] = 100
+    unlabeled_part: Literal["query", "answer"] = "query"
+    lora_rank: Annotated[int, at_least(1, most=2**16)] | None = None
+    lora_alpha: Annotated[float, positive(most=1e6)] | None = None
+    lora_targets: str = ALL_LINEAR
+    prompt: str = PROMPT
+    max_length: Annotated[int, at_least(1, most=2**20)] | None = None
+    max_new_tokens: Annotated[int, at_least(1, most=2**20)] = 256
+    num_test: Annotated[int, at_least(1)] | None = None
+    eval_batch: Annotated[int, at_least(1, most=10**6)] = 64
+    pad_token: str | None = None
+    data_dir: str | None = None
+    seed: Seed | None = None
+    device: str = field(default="cpu", repr=False, compare=False)
+    compute: torch.dtype = field(default=torch.float32, repr=False, compare=False)
+    few_shapes: bool = field(default=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_ranges(self, "task.")
+        check_lora(self.lora_rank, self.lora_alpha, self.lora_targets)
+        if "{question}" not in self.prompt:
+            raise ValueError(f"task.prompt must hold {{question}}, got {self.prompt!r}")
+
+    def on(self, device: str) -> "MathInstructTask":
+        return replace(self, device=device)
+
+    def computing_in(self, dtype: torch.dtype) -> "MathInstructTask":
+        return replace(self, compute=dtype)
+
+    def in_few_shapes(self) -> "MathInstructTask":
+        """The same task whose training batches have few shapes: texts share rows, or are padded further than they must be."""
+        return replace(self, few_shapes=True)
+
+    def network(self, seed: int) -> nn.Module:
+        return seeded(seed, self._network)
+
+    def num_examples(self, client: int) -> int:
+        return self._parts.size(client)
+
+    def batch(self, client: int, rows: Tensor, generator: torch.Generator) -> SpanBatch:
+        mine = torch.from_numpy(self._parts[client])[rows]
+        spans, room = self._train_spans, self._room
+        if not self.few_shapes:
+            return spans.batch(mine)
+        tokens_to, places_to = To(TOKENS_TO, most=room, spare=1), To(PLACES_TO)
+        if not self._packs:
+            return spans.batch(mine, tokens_to, places_to)
+        return spans.in_few_shapes(mine, tokens_to, To(WIDTH_TO, most=room), To(ROWS_TO), places_to)
+
+    def loss(self, module: nn.Module, batch: SpanBatch) -> Tensor:
+        return cross_entropy(self._logits(module, batch), batch.targets)
+
+    def logits(self, module: nn.Module, rows: Tensor) -> Tensor:
+        return self._logits(module, self._unlabeled_spans.batch(rows))
+
+    def hidden(self, module: nn.Module, rows: Tensor) -> Tensor:
+        return self._hidden(module, self._unlabeled_spans.batch(rows))
+
+    def head(self, module: nn.Module) -> nn.Module:
+        model: Any = module
+        head: nn.Module = model.get_output_embeddings()
+        return head
+
+    def position_counts(self) -> Tensor:
+        return self._unlabeled_spans.counts
+
+    def evaluate(self, module: nn.Module) -> Mapping[str, float]:
+        """GSM8K's accuracy with its standard error, and the mean loss of a token of the worked answers."""
+        test = self._test_set
+        with computing(self.device, self.compute):
+            said = greedy_answers(
+                module, self._chat.tokenizer, self._prompts, self.max_new_tokens, self.eval_batch, self.device
+            )
+        right = [final_number(text) == final_number(each.answer) for text, each in zip(said, test, strict=True)]
+        accuracy = sum(right) / len(right)
+        return {
+            "accuracy": accuracy,
+            "standard_error": standard_error(accuracy, len(right)),
+            "answer_loss": self._answer_loss(module),
+            "num_questions": len(right),
+        }
+
+    def save(self, module: nn.Module, folder: Path) -> None:
+        """As ``AutoModelForCausalLM.from_pretrained`` loads it, adapters merged, with its tokenizer."""
+        save_pretrained(merged(module), self._chat.tokenizer, folder)
+
+    def read_inputs(self, unlabeled: bool) -> Mapping[str, str]:
+        """As ``HasInputs`` says; U is a part of ``train``."""
+        _ = (self._train_spans, self._parts, self._prompts, self._test_spans, self._unlabeled_spans if unlabeled else None)
+        return digests({"task.train": self.train, "task.test": self.test}, FILES, self.data_dir)
+
+    @property
+    def provenance(self) -> str:
+        """What U is."""
+        return f"{self.num_unlabeled} questions held out of {self.train}, {self.unlabeled_part} tokens"
+
+    @property
+    def model_files(self) -> str:
+        """Which weights training began with, as the record says it and a resumed run must find them again."""
+        return files_of(self._folder)
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """What stands beside every number."""
+        told = {
+            "model": self.model,
+            "trained": "the whole model" if self.lora_rank is None else f"LoRA of rank {self.lora_rank} on {self.lora_targets}",
+            "train": self.train,
+            "judged on": f"{self.test}, greedy, at most {self.max_new_tokens} new tokens",
+            "prompt": self.prompt,
+            "stand_in": "; ".join(self._stand_ins()),
+        }
+        return {key: text for key, text in told.items() if text}
+
+    def _stand_ins(self) -> list[str]:
+        """All that is not the paper's own, each in its words."""
+        targets = self.lora_targets.replace(",", " and ")
+        told = {
+            stand_in(self.model, PAPER_MODEL): True,
+            f"{self.train} in place of MathInstruct": self.train != "mathinstruct",
+            f"{self.test} in place of GSM8K's test": self.test != "gsm8k-test",
+            f"LoRA of rank {self.lora_rank} on {targets} in place of the whole model": self.lora_rank is not None,
+            f"the first {self.num_test} questions in place of all": self.num_test is not None,
+        }
+        return [text for text, holds in told.items() if text and holds]
+
+    def _network(self) -> nn.Module:
+        model = self._pretrained()
+        if self.lora_rank is None:
+            return model
+        adapted = with_lora(model, self.lora_rank, self.lora_alpha or 2.0 * self.lora_rank, self.lora_targets)
+        if has_lower(self.device, self.compute):
+            adapted = lean(adapted)
+            for param in adapted.parameters():  # what never changes need not be cast at every step
+                param.data = param.data if param.requires_grad else param.data.to(self.compute)
+        return adapted
+
+    def _pretrained(self) -> nn.Module:
+        return language_model(self._folder)
+
+    def _hidden(self, module: nn.Module, batch: SpanBatch) -> Tensor:
+        """[places, width]: only where a prediction counts, so that the head never sees a question or padding in vain."""
+        model: Any = module
+        seen: dict[str, Any] = {"attention_mask": batch.mask}
+        if batch.text is not None:
+            dtype = self.compute if has_lower(self.device, self.compute) else torch.float32
+            seen = {"attention_mask": own_text_only(batch.text, dtype), "position_ids": batch.position}
+        with computing(self.device, self.compute):
+            states = model.base_model(input_ids=batch.ids, use_cache=False, **seen).last_hidden_state
+        hidden: Tensor = states[batch.row, batch.column]
+        return hidden
+
+    def _logits(self, module: nn.Module, batch: SpanBatch) -> Tensor:
+        hidden = self._hidden(module, batch)
+        with computing(self.device, self.compute):
+            logits: Tensor = self.head(module)(hidden)
+        return logits.float()
+
+    def _answer_loss(self, module: nn.Module) -> float:
+        total, order = 0.0, self._test_spans.tokens.lengths.argsort(stable=True)
+        with torch.no_grad():
+            for number, rows in enumerate(order.split(LOSS_CHUNK)):
+                at(number * LOSS_CHUNK, len(order))
+                batch = self._test_spans.batch(rows)
+                total += float(cross_entropy(self._logits(module, batch), batch.targets, reduction="sum"))
+        return total / int(self._test_spans.counts.sum())
+
+    @cached_property
+    def _folder(self) -> Any:
+        return model_folder(model_place(self.model, self.data_dir))
+
+    @cached_property
+    def _packs(self) -> bool:
+        return packs(self._folder)
+
+    @cached_property
+    def _chat(self) -> Chat:
+        return Chat(load_tokenizer(self._folder, self.pad_token), self.prompt)
+
+    @cached_property
+    def _room(self) -> int:
+        return room_for(self.max_length, longest(self._folder, self._chat.tokenizer))
+
+    @cached_property
+    def _split(self) -> tuple[list[Worked], list[Worked]]:
+        """(U, what the clients have); which questions are held out moves with the seed."""
+        every = read_instructions(file_of("task.train", self.train, FILES, self.data_dir))
+        return held_out(every, self.num_unlabeled, self.seed or 0, self.train, self.num_clients)
+
+    @cached_property
+    def _parts(self) -> Parts:
+        groups = np.unique([each.group for each in self._split[1]], return_inverse=True)[1]
+        return as_parts(self.partition.split(groups, self.num_clients, self.seed or 0))
+
+    @cached_property
+    def _test_set(self) -> list[Worked]:
+        return judged(read_instructions(file_of("task.test", self.test, FILES, self.data_dir)), self.num_test, self.test)
+
+    @cached_property
+    def _prompts(self) -> list[list[int]]:
+        prompts = self._chat.tokens([self._chat.asked(each.question) for each in self._test_set])
+        limit = longest(self._folder, self._chat.tokenizer)
+        for text, prompt in zip(self._test_set, prompts, strict=True):
+            if len(prompt) + self.max_new_tokens > limit:
+                both = f"{len(prompt)} tokens and task.max_new_tokens = {self.max_new_tokens}"
+                raise BadLine(text.path, text.line, f"{both} are more than the {limit} that the model takes")
+        check_rows(prompts, self._test_set, limit, self._folder, self._chat.tokenizer)
+        return prompts
+
+    @cached_property
+    def _train_spans(self) -> Spans:
+        return self._spans(self._split[1], "answer")
+
+    @cached_property
+    def _unlabeled_spans(self) -> Spans:
+        return self._spans(self._split[0], self.unlabeled_part)
+
+    @cached_property
+    def _test_spans(self) -> Spans:
+        return self._spans(self._test_set, "answer")
+
+    def _spans(self, texts: Sequence[Worked], part: str) -> Spans:
+        """Place p predicts token p + 1: an answer from token s to e is predicted at s - 1 to e - 1; a query at all its places."""
+        chat, room = self._chat, self._room
+        pieces = [chat.answered(text.question, text.answer) for text in texts]
+        questions, answers = chat.tokens([asked for asked, _ in pieces]), chat.tokens([said for _, said in pieces])
+        rows, first, end = [], [], []
+        for text, asked, said in zip(texts, questions, answers, strict=True):
+            whole = asked if part == "query" else asked + said
+            whole = whole if self.max_length is None else whole[:room]
+            if part == "answer" and len(whole) <= len(asked):
+                told = f"{len(asked)} tokens of question leave none of the {room} for its answer: shorten or remove it"
+                raise BadLine(text.path, text.line, told)
+            rows.append(whole)
+            first.append(0 if part == "query" else len(asked) - 1)
+            end.append(len(whole) if part == "query" else len(whole) - 1)
+        check_rows(rows, texts, room, self._folder, chat.tokenizer)
+        return Spans.of(rows, first, end, chat.tokenizer.pad_token_id, self.device)

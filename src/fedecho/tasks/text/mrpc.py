@@ -1,0 +1,276 @@
+"""GLUE's MRPC, are two sentences paraphrases?, or a user's own pairs, on any pretrained text classifier."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fedecho.core.randomness import numpy_rng
+from fedecho.core.ranges import NumClients, Seed, at_least, check_ranges
+from fedecho.core.task import at
+from fedecho.gpu.streams import sent
+from fedecho.tasks.classification import seeded
+from fedecho.tasks.partition import DirichletPartitioner, Partitioner, Parts, as_parts
+from fedecho.tasks.text.batches import Ragged, To
+from fedecho.tasks.text.pretrained import (
+    TYPES,
+    classifier,
+    files_of,
+    load_tokenizer,
+    longest,
+    model_folder,
+    save_pretrained,
+    wants_types,
+)
+from fedecho.tasks.text.readers import BadLine, Pair, read_pairs
+from fedecho.tasks.text.shared import (
+    between_sentences,
+    check_rows,
+    computing,
+    digests,
+    file_of,
+    model_place,
+    room_for,
+    stand_in,
+)
+
+PAPER_MODEL = "google-bert/bert-base-uncased"
+FILES = {f"mrpc-{part}": ("mrpc", f"{part}.tsv") for part in ("train", "dev", "test")}
+EVAL_CHUNK = 128
+TOKENS_TO = 16
+"""What a batch's tokens are rounded up to where it must have few shapes."""
+
+Inputs = dict[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MrpcTask:
+    """Sentence pairs over the clients; judged on the validation set; U is ``unlabeled_size`` test pairs, or "all", without labels.
+
+    ``model`` is a folder or a name at the hub. ``train``, ``dev`` and ``unlabeled`` may be files of one's own, .tsv or .jsonl with
+    sentence1, sentence2 and label.
+    """
+
+    model: str = PAPER_MODEL
+    train: str = "mrpc-train"
+    dev: str = "mrpc-dev"
+    unlabeled: str = "mrpc-test"
+    unlabeled_size: Annotated[int, at_least(0, most=10**8, note=" or 'all'")] | Literal["all"] = 100
+    num_clients: NumClients = 10
+    partition: Partitioner = field(default_factory=lambda: DirichletPartitioner(alpha=0.6))
+    max_length: Annotated[int, at_least(8, most=2**20)] | None = None
+    pad_token: str | None = None
+    data_dir: str | None = None
+    seed: Seed | None = None
+    device: str = field(default="cpu", repr=False, compare=False)
+    compute: torch.dtype = field(default=torch.float32, repr=False, compare=False)
+    few_shapes: bool = field(default=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_ranges(self, "task.")
+
+    def on(self, device: str) -> "MrpcTask":
+        """The same task with its tokens on a device."""
+        return replace(self, device=device)
+
+    def computing_in(self, dtype: torch.dtype) -> "MrpcTask":
+        return replace(self, compute=dtype)
+
+    def in_few_shapes(self) -> "MrpcTask":
+        """The same task whose training batches are padded further than they must be, so that few shapes occur."""
+        return replace(self, few_shapes=True)
+
+    @property
+    def num_unlabeled(self) -> int:
+        return len(self._unlabeled_pairs) if self.unlabeled_size == "all" else self.unlabeled_size
+
+    def network(self, seed: int) -> nn.Module:
+        return seeded(seed, lambda: classifier(self._folder, self._num_labels, self._tokenizer.pad_token_id))
+
+    def num_examples(self, client: int) -> int:
+        return self._parts.size(client)
+
+    def batch(self, client: int, rows: Tensor, generator: torch.Generator) -> tuple[Inputs, Tensor]:
+        mine = torch.from_numpy(self._parts[client])[rows]
+        to = To(TOKENS_TO, most=self._room, spare=1) if self.few_shapes else None
+        return self._train_tokens.padded(mine, to), self._labels[sent(mine, self.device)]
+
+    def loss(self, module: nn.Module, batch: tuple[Inputs, Tensor]) -> Tensor:
+        inputs, labels = batch
+        return cross_entropy(self._forward(module, inputs), labels)
+
+    def logits(self, module: nn.Module, rows: Tensor) -> Tensor:
+        return self._forward(module, self._unlabeled_tokens.padded(rows))
+
+    def evaluate(self, module: nn.Module) -> Mapping[str, float]:
+        with torch.no_grad():
+            logits = torch.cat([self._forward(module, inputs) for inputs, _ in self._dev_in_parts()])
+        labels = torch.cat([labels for _, labels in self._dev])
+        guesses = logits.argmax(dim=-1)
+        return {
+            "accuracy": int((guesses == labels).sum()) / len(labels),
+            "f1": f1_score(guesses.cpu(), labels.cpu(), self._num_labels),
+            "loss": float(cross_entropy(logits, labels)),
+        }
+
+    def save(self, module: nn.Module, folder: Path) -> None:
+        """As ``AutoModelForSequenceClassification.from_pretrained`` loads it, with its tokenizer."""
+        save_pretrained(module, self._tokenizer, folder)
+
+    def read_inputs(self, unlabeled: bool) -> Mapping[str, str]:
+        """As ``HasInputs`` says."""
+        files = {"task.train": self.train, "task.dev": self.dev} | ({"task.unlabeled": self.unlabeled} if unlabeled else {})
+        _ = (self._train_tokens, self._parts, self._dev, self._unlabeled_tokens if unlabeled else None)
+        return digests(files, FILES, self.data_dir)
+
+    @property
+    def provenance(self) -> str:
+        """What U is."""
+        return f"{self.num_unlabeled} pairs of {self.unlabeled}, labels not read"
+
+    @property
+    def model_files(self) -> str:
+        """Which weights training began with, as the record says it and a resumed run must find them again."""
+        return files_of(self._folder)
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """What stands beside every number."""
+        own = {"mrpc-train": self.train, "mrpc-dev": self.dev, "mrpc-test": self.unlabeled}
+        stand_ins = [
+            stand_in(self.model, PAPER_MODEL),
+            *(f"{ours} in place of {name}" for name, ours in own.items() if ours != name),
+        ]
+        told = {"model": self.model, "train": self.train, "judged on": self.dev}
+        told["stand_in"] = "; ".join(text for text in stand_ins if text)
+        return {key: text for key, text in told.items() if text}
+
+    def _dev_in_parts(self) -> Iterator[tuple[Inputs, Tensor]]:
+        for number, part in enumerate(self._dev):
+            at(number, len(self._dev))
+            yield part
+
+    def _forward(self, module: nn.Module, inputs: Inputs) -> Tensor:
+        with computing(self.device, self.compute):
+            logits: Tensor = module(**inputs).logits
+        return logits.float()
+
+    @cached_property
+    def _folder(self) -> Any:
+        return model_folder(model_place(self.model, self.data_dir))
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        return load_tokenizer(self._folder, self.pad_token)
+
+    @cached_property
+    def _between(self) -> str:
+        return between_sentences(self._tokenizer)
+
+    @cached_property
+    def _room(self) -> int:
+        return room_for(self.max_length, longest(self._folder, self._tokenizer))
+
+    @cached_property
+    def _train_pairs(self) -> list[Pair]:
+        return read_pairs(file_of("task.train", self.train, FILES, self.data_dir), labelled=True)
+
+    @cached_property
+    def _num_labels(self) -> int:
+        return num_classes(self._train_pairs)
+
+    @cached_property
+    def _unlabeled_pairs(self) -> list[Pair]:
+        pairs = read_pairs(file_of("task.unlabeled", self.unlabeled, FILES, self.data_dir), labelled=False)
+        if self.unlabeled_size == "all":
+            return pairs
+        if self.unlabeled_size > len(pairs):
+            raise ValueError(f"task.unlabeled_size is {self.unlabeled_size}, but {self.unlabeled} has {len(pairs)} pairs")
+        drawn = numpy_rng(self.seed or 0, "unlabeled").permutation(len(pairs))[: self.unlabeled_size]
+        return [pairs[row] for row in drawn]
+
+    @cached_property
+    def _parts(self) -> Parts:
+        labels = np.array([pair.label for pair in self._train_pairs])
+        return as_parts(self.partition.split(labels, self.num_clients, self.seed or 0))
+
+    @cached_property
+    def _labels(self) -> Tensor:
+        return torch.tensor([pair.label for pair in self._train_pairs]).to(self.device)
+
+    @cached_property
+    def _train_tokens(self) -> "Tokens":
+        return self._tokens(self._train_pairs)
+
+    @cached_property
+    def _unlabeled_tokens(self) -> "Tokens":
+        return self._tokens(self._unlabeled_pairs)
+
+    @cached_property
+    def _dev(self) -> list[tuple[Inputs, Tensor]]:
+        """Batches of pairs of like length, padded once."""
+        pairs = read_pairs(file_of("task.dev", self.dev, FILES, self.data_dir), labelled=True)
+        for pair in pairs:
+            if (pair.label or 0) >= self._num_labels:
+                raise ValueError(f"{pair.path}, line {pair.line}: class {pair.label} is not in {self.train}")
+        tokens, labels = self._tokens(pairs), torch.tensor([pair.label for pair in pairs])
+        order = tokens.ids.lengths.argsort(stable=True)
+        return [(tokens.padded(rows), labels[rows].to(self.device)) for rows in order.split(EVAL_CHUNK)]
+
+    def _tokens(self, pairs: Sequence[Pair]) -> "Tokens":
+        room = self._room
+        cut = {} if self.max_length is None else {"truncation": True, "max_length": room}
+        seconds = [f"{self._between}{pair.second}" for pair in pairs]
+        found = self._tokenizer([pair.first for pair in pairs], seconds, verbose=False, **cut)
+        check_rows(found["input_ids"], pairs, room, self._folder, self._tokenizer)
+        types = found.get(TYPES) if wants_types(self._folder, self._tokenizer) else None
+        return Tokens(
+            Ragged.of(found["input_ids"], self.device),
+            None if types is None else Ragged.of(types, self.device),
+            self._tokenizer.pad_token_id,
+        )
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Tokenised pairs on the device; some models also want to know which sentence a token is of."""
+
+    ids: Ragged
+    types: Ragged | None
+    fill: int
+
+    def padded(self, rows: Tensor, to: To | None = None) -> Inputs:
+        ids, mask = self.ids.padded(rows, self.fill, to=to)
+        inputs = {"input_ids": ids, "attention_mask": mask}
+        return inputs if self.types is None else inputs | {TYPES: self.types.padded(rows, 0, to=to)[0]}
+
+
+def num_classes(pairs: Sequence[Pair]) -> int:
+    """Two, or as many as there are labels 0 to n - 1; a label above a gap would have a head with classes that nothing is of."""
+    labels = {pair.label or 0 for pair in pairs}
+    complete = next(number for number in range(len(labels) + 1) if number not in labels)
+    known = max(2, complete)
+    for pair in pairs:
+        if (pair.label or 0) >= known:
+            raise BadLine(
+                pair.path,
+                pair.line,
+                f"label {pair.label}, but no pair has label {complete}: number the classes 0, 1, ... in full",
+            )
+    return known
+
+
+def f1_score(guesses: Tensor, labels: Tensor, num_labels: int) -> float:
+    """Of class 1 where there are two classes, as GLUE reports it; else the plain mean over classes. 0 where nothing is right."""
+
+    def of(label: int) -> float:
+        right = int(((guesses == label) & (labels == label)).sum())
+        return 2 * right / max(int((guesses == label).sum() + (labels == label).sum()), 1)
+
+    return of(1) if num_labels == 2 else sum(map(of, range(num_labels))) / num_labels

@@ -1,0 +1,1 @@
+"""Image tasks, with their readers and networks."""

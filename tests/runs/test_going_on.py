@@ -1,0 +1,33 @@
+"""Where a run goes on."""
+
+from pathlib import Path
+
+import pytest
+
+from fedecho import load, resume, simulate
+from fedecho.runs.execution import Execution, as_before, check_same_arithmetic
+
+ON_GPU = {"executor": "cuda", "workers": 6, "precision": "fp32", "deterministic": True, "device": "a GPU"}
+EXACT = {"precision": "fp32", "deterministic": True}
+
+
+def test_a_run_on_a_gpu_goes_on_there_in_the_same_arithmetic() -> None:
+    assert as_before(ON_GPU) == {"executor": "cuda", "device": None, **EXACT}
+    assert as_before(ON_GPU, "pool") == {"executor": "pool", "device": "cuda", **EXACT}
+    assert as_before({"executor": "pool", "workers": 2})["executor"] == "pool"
+    check_same_arithmetic(Path("run"), ON_GPU, Execution(executor="cuda", **EXACT))  # type: ignore[arg-type]
+    for other in (Execution(), Execution(executor="cuda"), Execution(executor="cuda", precision="fp32")):
+        with pytest.raises(ValueError, match="run was computed on a GPU in fp32, deterministic, and is now to be on a"):
+            check_same_arithmetic(Path("run"), ON_GPU, other)
+
+
+def test_python_too_goes_on_where_a_gpu_run_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not on the CPU, which is the default for a new run; where there is no GPU it says so."""
+    simulate(load("digits", algorithm="fedbuff", versions=1), out=tmp_path)
+    (tmp_path / "summary.json").unlink()
+    record = tmp_path / "run.jsonl"
+    on_gpu = '"execution":{"device":"a GPU","precision":"bf16","deterministic":false,"executor":"cuda"'
+    record.write_text(record.read_text().replace('"execution":{"executor":"serial"', on_gpu, 1))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ValueError, match="needs an NVIDIA GPU"):
+        resume(tmp_path)
