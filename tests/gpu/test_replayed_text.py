@@ -15,9 +15,8 @@ from torch.nn.functional import cosine_similarity
 from fedecho import Experiment, load
 from fedecho.core.types import ClientUpdate, Dispatch, GlobalModel, Weights
 from fedecho.executors.executor import Job
-from fedecho.gpu.capture import Precision
+from fedecho.gpu.capture import Precision, compiled_update
 from fedecho.gpu.replay import ReplayedSteps
-from fedecho.gpu.capture import compiled_update
 from fedecho.learning.descent import bias_correction
 from fedecho.learning.trainer import Trainer
 from fedecho.runs import on_gpu as gpu

@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 from fedecho.gpu import replay as replayed
-from fedecho.gpu.capture import Precision
+from fedecho.gpu.capture import Precision, compiled_update
 from fedecho.gpu.compiled_blocks import repeated_blocks
 from fedecho.gpu.streams import Graph, ImmediateLane
 from fedecho.learning import LocalTraining
-from fedecho.gpu.capture import compiled_update
 
 DEPTH = 3
 FAST, SURE = Precision(torch.float32), Precision(torch.float32, deterministic=True)

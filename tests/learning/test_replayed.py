@@ -14,11 +14,10 @@ from torch import Tensor, nn
 from fedecho.core.layout import Layout
 from fedecho.core.types import ClientUpdate
 from fedecho.gpu import replay as module_under_test
-from fedecho.gpu.capture import Precision
+from fedecho.gpu.capture import Precision, compiled_update
 from fedecho.gpu.replay import MadeOnDevice, ReplayedSteps, mapped, shape_of, tensors_of
 from fedecho.gpu.streams import Graph, ImmediateLane
 from fedecho.learning import LocalTraining, Trainer
-from fedecho.gpu.capture import compiled_update
 from fedecho.learning.descent import adamw_step, bias_correction
 
 ADAMW = LocalTraining(optimizer="adamw", client_lr=0.01, epochs=3, batch_size=4, weight_decay=0.1, beta1=0.6, beta2=0.9)

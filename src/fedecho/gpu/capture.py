@@ -1,18 +1,18 @@
 """What a task must offer so that its training can be captured as a CUDA graph, and the pieces that a capture is made of."""
 
 from collections.abc import Callable, Mapping
-from functools import cache
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedecho.learning.descent import rule_of
-from fedecho.learning.local import LocalTraining
 from fedecho.core.layout import Layout, Part
 from fedecho.core.types import Weights
+from fedecho.learning.descent import rule_of
+from fedecho.learning.local import LocalTraining
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -13,11 +13,10 @@ from torch.overrides import TorchFunctionMode
 from fedecho.core.layout import BoundNetwork
 from fedecho.core.randomness import rng_kept
 from fedecho.core.task import Batch, Task
-from fedecho.gpu.capture import Precision
+from fedecho.gpu.capture import Precision, compiled_update
 from fedecho.gpu.compiled_blocks import CompiledBlocks, repeated_blocks
 from fedecho.gpu.low_precision import Lowered, casts_of, places_of, stretches
 from fedecho.gpu.streams import Graph, Lane, lane_on, memory_pool
-from fedecho.gpu.capture import compiled_update
 from fedecho.learning.descent import bias_correction, wants_moments, wants_raw_mean
 from fedecho.learning.local import LocalTraining
 

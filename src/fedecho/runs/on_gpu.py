@@ -20,7 +20,7 @@ from fedecho.core.types import Weights
 from fedecho.distill.student import Student, student_for
 from fedecho.executors.executor import Bench, Executor, SerialExecutor
 from fedecho.gpu import channel_ops
-from fedecho.gpu.capture import Capturable, Forward, Precision, forward_of
+from fedecho.gpu.capture import Capturable, Forward, Precision, compiled_update, forward_of
 from fedecho.gpu.distillation import CapturedStudent, DeviceStudent, Forwards, HeldModule
 from fedecho.gpu.executor import CudaExecutor, Plan, batch_under_cursor, weighted_loss
 from fedecho.gpu.fused import fused_inference
@@ -28,7 +28,6 @@ from fedecho.gpu.replay import ReplayedSteps
 from fedecho.gpu.row_norm import with_row_norm
 from fedecho.gpu.self_test import fault, norm_shapes, without_kernels, wrong_products
 from fedecho.gpu.streams import server_lane
-from fedecho.gpu.capture import compiled_update
 from fedecho.learning.trainer import Trainer
 from fedecho.runs.build import distiller_of
 from fedecho.runs.execution import SLOTS
