@@ -1,4 +1,4 @@
-"""Two methods with two seeds each: one table in the terminal, one page to open.
+"""Compare two methods on two seeds: accuracies in the terminal, and a report to open.
 
 python examples/compare_methods.py runs/my-comparison
 """
@@ -22,7 +22,7 @@ def main(folder: Path) -> None:
         print(f"{name}: {100 * sum(scores) / len(scores):.1f} %")
     try:
         (folder / "report.html").write_text(page(report_of([folder])), encoding="utf-8")
-        print(f"the page is {folder / 'report.html'}")
+        print(f"report: {folder / 'report.html'}")
     except MissingExtra as missing:
         print(missing)
 
@@ -33,4 +33,4 @@ if __name__ == "__main__":
     else:
         with tempfile.TemporaryDirectory() as folder:
             main(Path(folder))
-        print("nothing was kept; name a folder to keep the runs and the page")
+        print("the runs were deleted; give a folder to keep them and the report")

@@ -1,6 +1,6 @@
-"""A run that is stopped in the middle goes on to the very model it would have made.
+"""Stop a run in the middle and resume it: the final model is bit-identical to that of an uninterrupted run.
 
-Here it stops itself; Ctrl-C, a crash or a power cut do as well (then from the last checkpoint, some seconds before).
+Here the run stops itself. After Ctrl-C it resumes at the same point, after a crash or a power cut from the last checkpoint.
 """
 
 import signal
@@ -12,7 +12,7 @@ from fedecho.runs.run import Interrupted
 
 
 def stop_at(version: int):
-    """A watch that asks for a stop, as Ctrl-C would."""
+    """A watch that interrupts the run at a version, as Ctrl-C would."""
 
     def watch(moment, scores) -> None:
         if moment.step is not None and moment.step.model.version == version:
@@ -24,7 +24,7 @@ def stop_at(version: int):
 if __name__ == "__main__":
     experiment = load("digits", algorithm="fedecho", versions=30, settings=["task.partition.alpha=0.3"])
     whole = simulate(experiment)
-    print(f"in one go: {100 * whole.accuracy:.1f} %")
+    print(f"uninterrupted: {100 * whole.accuracy:.1f} %")
     with tempfile.TemporaryDirectory() as folder:
         try:
             simulate(experiment, out=Path(folder) / "run", watch=stop_at(12))
@@ -33,4 +33,4 @@ if __name__ == "__main__":
         again = resume(Path(folder) / "run")
     print(f"stopped and resumed: {100 * again.accuracy:.1f} %")
     assert again.summary.model_sha256 == whole.summary.model_sha256, "the models differ"
-    print(f"the same model, byte for byte: {again.summary.model_sha256[:16]}…")
+    print(f"bit-identical models: {again.summary.model_sha256[:16]}…")

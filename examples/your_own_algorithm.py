@@ -1,6 +1,6 @@
-"""Your own method in twenty lines: a frozen dataclass, four methods, an explicit state.
+"""Your own algorithm in twenty lines: a frozen dataclass with four methods and an explicit state.
 
-This one remembers the last step and goes on a little in its direction (server momentum), which FedBuff does not.
+This one adds server momentum to FedBuff: each step continues a little in the direction of the last one.
 """
 
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ class FedBuffMomentum:
         return State(torch.zeros_like(params), torch.zeros_like(buffers), torch.zeros_like(params))
 
     def receive(self, state: State, arrival: Arrival) -> State:
-        state.delta_sum.add_(arrival.update.delta)  # the state owns these: they may be changed in place
+        state.delta_sum.add_(arrival.update.delta)  # owned by the state: in-place is fine
         state.buffers_sum.add_(arrival.update.buffers)
         return replace(state, size=state.size + 1)
 

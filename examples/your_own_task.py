@@ -1,6 +1,6 @@
-"""Your own task in thirty lines: data, a model, a loss, an unlabeled set and a score.
+"""Your own task in thirty lines: data, a model, a loss, an unlabeled set and an evaluation.
 
-Each client knows points of one half-moon better than of the other; the server holds points without labels.
+Each client has mostly points of one half-moon; the server has points without labels.
 """
 
 from collections.abc import Mapping
