@@ -61,8 +61,8 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "a metric that is not finite": ({"metrics": {"loss": NAN}}, "metric 'loss' is not a finite number"),
     "a metric that is no number": ({"metrics": {"loss": "low"}}, "metric 'loss' is not a finite number"),
     "too many metrics": ({"metrics": dict.fromkeys("abc", 1.0)}, "there are 3 metrics, more than 2"),
-    "a metric with a long name": ({"metrics": {"m" * 101: 1.0}}, "a metric's name is no string of at most 100 characters"),
-    "a delta that asks for gradients": ({"delta": torch.ones(3, requires_grad=True)}, "delta still asks for gradients"),
+    "a metric with a long name": ({"metrics": {"m" * 101: 1.0}}, "a metric's name is not a string of at most 100 characters"),
+    "a delta that asks for gradients": ({"delta": torch.ones(3, requires_grad=True)}, "delta still requires gradients"),
     "a sparse delta": (
         {"delta": torch.ones(3).to_sparse()},
         "delta is torch.sparse_coo on cpu, not torch.strided on cpu",

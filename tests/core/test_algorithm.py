@@ -217,12 +217,12 @@ WRONG: dict[str, tuple[str, Callable[[Any], Any], type[Exception]]] = {
         lambda right: Advance(right, first_model().weights),
         TypeError,
     ),
-    r"Broken\.receive cannot work on the state None \(.*\): init, or Advance\(state, weights\), gave no state": (
+    r"Broken\.receive was given the state None \(.*\): return a state from init and in Advance\(state, weights\)": (
         "init",
         lambda right: None,
         TypeError,
     ),
-    r"Broken\.receive cannot work on the state None \('NoneType' object has no attribute 'delta'\)": (
+    r"Broken\.receive was given the state None \('NoneType' object has no attribute 'delta'\)": (
         "advance",
         lambda right: replace(right, state=None),
         TypeError,

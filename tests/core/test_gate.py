@@ -12,8 +12,8 @@ from small_server import answer, make_server
 
 from fedecho.algorithms import FedBuff
 from fedecho.core.admission import Admission
-from fedecho.core.norm_monitor import Votes, Window
-from fedecho.core.server import Open, Server
+from fedecho.core.norm_monitor import LargestNorms, NormWindow
+from fedecho.core.server import OpenJob, Server
 from fedecho.core.types import CLIENT_FAILED, Joined, Left, Lost, Refused
 from fedecho.storage.checkpoint import decode, encode
 
@@ -21,12 +21,12 @@ from fedecho.storage.checkpoint import decode, encode
 @given(st.lists(st.floats(0.0, 1e6), min_size=1, max_size=60))
 @settings(max_examples=100, deadline=None)
 def test_the_median_is_that_of_the_last_window(norms: list[float]) -> None:
-    ours, window = Window(20), deque[float](maxlen=20)
+    ours, window = NormWindow(20), deque[float](maxlen=20)
     for norm in norms:
         ours.add(norm)
         window.append(norm)
         assert ours.median() == (None if len(window) < 2 else median_high(window) or None)
-    again = Window(20).from_tree(ours.to_tree())
+    again = NormWindow(20).from_tree(ours.to_tree())
     assert again.median() == ours.median()
 
 
@@ -66,7 +66,7 @@ BOUNDS = Admission(max_strikes=3, set_aside_versions=2)
 def test_a_client_refused_three_times_in_a_row_is_set_aside_for_two_versions() -> None:
     server = make_server(algorithm=FedBuff(buffer_size=1), admission=BOUNDS)
     client = bad_client(server, 3)
-    assert server.gate.set_aside == {client: 2}
+    assert server.norm_monitor.set_aside == {client: 2}
     assert client not in server.idle
     for version in (1, 2):
         served(server, next(iter(server.open)))
@@ -78,7 +78,7 @@ def test_a_good_update_wipes_the_strikes_away() -> None:
     server = make_server(algorithm=FedBuff(buffer_size=10), admission=BOUNDS)
     client = bad_client(server, 2)
     assert served(server, client).status == "accepted"
-    assert server.gate.strikes == {}
+    assert server.norm_monitor.strikes == {}
 
 
 def test_going_away_and_coming_back_wins_nothing() -> None:
@@ -112,7 +112,7 @@ def test_a_server_with_nobody_else_takes_those_set_aside() -> None:
 def test_no_strikes_sets_nobody_aside() -> None:
     server = make_server(algorithm=FedBuff(buffer_size=1), admission=Admission(max_strikes=0))
     bad_client(server, 20)
-    assert server.gate.set_aside == {}
+    assert server.norm_monitor.set_aside == {}
 
 
 def test_a_client_that_fails_by_itself_is_set_aside_as_one_that_is_refused() -> None:
@@ -123,9 +123,9 @@ def test_a_client_that_fails_by_itself_is_set_aside_as_one_that_is_refused() -> 
         assert (receipt.status, receipt.code) == ("lost", CLIENT_FAILED)
         if time < 2:
             server.idle.remove(client)
-            server.open[client] = Open(99, server.versions.acquire().version)
+            server.open[client] = OpenJob(99, server.versions.acquire().version)
     assert receipt.reason == "it raised; the client is set aside until version 2"
-    assert server.gate.set_aside == {client: 2}
+    assert server.norm_monitor.set_aside == {client: 2}
     assert client not in server.idle
     assert server.reasons == {CLIENT_FAILED: 3}
 
@@ -135,8 +135,8 @@ def test_a_loss_that_is_not_the_clients_doing_is_no_strike() -> None:
     for _ in range(20):
         server.receive(Lost(server.refill()[0].client if not server.open else next(iter(server.open)), "gone", "node gone"))
         server.refill()
-    assert server.gate.strikes == {}
-    assert server.gate.set_aside == {}
+    assert server.norm_monitor.strikes == {}
+    assert server.norm_monitor.set_aside == {}
 
 
 def test_a_clients_text_is_one_short_line() -> None:
@@ -244,13 +244,13 @@ def test_no_bound_is_no_bound() -> None:
 @given(st.lists(st.tuples(st.integers(0, 7), st.floats(0.0, 1e6)), min_size=1, max_size=60))
 @settings(max_examples=100, deadline=None)
 def test_votes_are_the_largest_norm_of_each_of_the_last_clients(reports: list[tuple[int, float]]) -> None:
-    votes, largest = Votes(5), dict[int, float]()
+    votes, largest = LargestNorms(5), dict[int, float]()
     for client, norm in reports:
         others = [theirs for other, theirs in largest.items() if other != client]
         assert votes.median_of_others(client) == (median_low(others) if others else 0.0)
-        votes.hear(client, norm)
+        votes.add(client, norm)
         largest[client] = max(norm, largest.pop(client, 0.0))
         if len(largest) > 5:
             del largest[next(iter(largest))]
-        again = Votes(5).from_tree(votes.to_tree())
+        again = LargestNorms(5).from_tree(votes.to_tree())
         assert (again.largest, again.median_of_others(9)) == (largest, votes.median_of_others(9))

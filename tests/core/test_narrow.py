@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedecho.core.layout import Layout, Sampled, without_narrow
+from fedecho.core.layout import Layout, StridedPointwise, replace_narrow
 from fedecho.tasks.vision.resnet import resnet18
 
 
@@ -22,8 +22,8 @@ def gradients(module: nn.Module, images: Tensor) -> dict[str, Tensor]:
     "conv", [nn.Conv2d(4, 8, 1, 2), nn.Conv2d(3, 8, 1, (2, 3), bias=False), nn.Conv2d(6, 4, 1, 3, groups=2)]
 )
 def test_the_same_sums(conv: nn.Conv2d) -> None:
-    exact, sampled = deepcopy(conv).double(), without_narrow(deepcopy(conv))
-    assert isinstance(sampled, Sampled)
+    exact, sampled = deepcopy(conv).double(), replace_narrow(deepcopy(conv))
+    assert isinstance(sampled, StridedPointwise)
     images = torch.randn(5, conv.in_channels, 11, 11)
     torch.testing.assert_close(sampled(images).double(), exact(images.double()), rtol=1e-5, atol=1e-6)
     wanted = gradients(exact, images.double())
@@ -37,7 +37,7 @@ def test_the_same_sums(conv: nn.Conv2d) -> None:
     "conv", [nn.Conv2d(4, 8, 1), nn.Conv2d(4, 8, 3, 2), nn.Conv2d(16, 8, 1, 2), nn.Conv2d(4, 8, 1, 2, padding=1)], ids=str
 )
 def test_others_are_left_alone(conv: nn.Conv2d) -> None:
-    assert without_narrow(conv) is conv
+    assert replace_narrow(conv) is conv
 
 
 def test_a_bound_network_keeps_its_names_and_trains_rightly() -> None:

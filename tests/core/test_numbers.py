@@ -24,5 +24,5 @@ def test_it_is_a_set(added: list[int], asked: list[int]) -> None:
 
 def test_what_is_no_number_from_0_on_is_not_in_it() -> None:
     assert "1" not in NumberSet([1])
-    with pytest.raises(ValueError, match="only numbers from 0 on can be added, got -1"):
+    with pytest.raises(ValueError, match="a number in this set must be at least 0, got -1"):
         NumberSet([-1])

@@ -42,7 +42,7 @@ class Oven:
         ({"trays": True}, "oven.trays must be a whole number, got True"),
         ({"trays": None}, "oven.trays must be a whole number, got None"),
         ({"degrees": 0}, "oven.degrees must be above 0, got 0: choose a value above 0 and at most 300"),
-        ({"degrees": 1e-45}, "oven.degrees must be above 0, got 1e-45, which float32 may take for 0"),
+        ({"degrees": 1e-45}, "oven.degrees must be above 0, got 1e-45, which float32 may round to 0"),
         ({"degrees": nan}, "oven.degrees must be above 0, got nan: choose a value above 0 and at most 300"),
         ({"degrees": inf}, "oven.degrees must be at most 300, got inf: choose a value above 0 and at most 300"),
         ({"degrees": "hot"}, "oven.degrees must be a number, got 'hot'"),

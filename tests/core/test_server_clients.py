@@ -77,7 +77,7 @@ def test_losses_are_counted_by_code_whatever_their_texts_say(kind: Callable[[int
 
 @pytest.mark.parametrize("kind", [Lost, Left, Refused])
 def test_a_message_without_a_code_is_refused_where_it_is_made(kind: Callable[..., Message]) -> None:
-    with pytest.raises(ValueError, match="of client 3 needs a code to be counted by, got ''"):
+    with pytest.raises(ValueError, match="from client 3 must be a non-empty string, got ''"):
         kind(3, "battery", "")
 
 

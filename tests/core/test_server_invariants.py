@@ -118,9 +118,9 @@ class Federation(RuleBasedStateMachine):
         assert len(set(reported)) == len(reported)
         assert not set(idle) & busy
         assert not (set(idle) | busy) & set(reported)
-        aside = set(self.server.gate.set_aside)
+        aside = set(self.server.norm_monitor.set_aside)
         assert not (set(idle) | busy) & (self.away | aside)
-        assert self.server.gate.absent == aside & self.away
+        assert self.server.norm_monitor.absent == aside & self.away
         assert set(idle) | busy | set(reported) | self.away | aside == set(range(self.num_clients))
         assert self.synchronous or not self.server.reported
 

@@ -19,7 +19,7 @@ from fedecho.algorithms import FedAsync, FedBuff, FedEcho
 from fedecho.algorithms.fedecho import Echo
 from fedecho.core.clients import Idle
 from fedecho.core.layout import Layout
-from fedecho.core.server import Open, Server
+from fedecho.core.server import OpenJob, Server
 from fedecho.core.types import Arrival, ClientUpdate, Dispatch, GlobalModel, Weights
 from fedecho.learning import LocalTraining, Trainer
 from fedecho.simulation.events import Event, EventQueue
@@ -61,7 +61,7 @@ class PicksAnybody(Server[Any]):
 class FreesTheWrongClient(Server[Any]):
     """Puts back a client other than the one that reported."""
 
-    def _close(self, client: int, work: Open) -> GlobalModel:
+    def _close(self, client: int, work: OpenJob) -> GlobalModel:
         self.idle.add((client + 1) % self.num_clients)
         return super()._close(client, work)
 
@@ -121,7 +121,7 @@ def check_server_base(make: type[Server[Any]]) -> None:
 
 
 class HandsOnTheCurrent(Server[Any]):
-    def _close(self, client: int, work: Open) -> GlobalModel:
+    def _close(self, client: int, work: OpenJob) -> GlobalModel:
         super()._close(client, work)
         return self.model
 

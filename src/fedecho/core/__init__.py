@@ -1,1 +1,1 @@
-"""The state machine every clock and every wire shares. Imports nothing else of this package."""
+"""The server's state machine, shared by the simulator and the deployment. Imports no other subpackage."""

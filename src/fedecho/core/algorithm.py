@@ -1,15 +1,16 @@
-"""What an algorithm is: four pure-looking methods on an explicit state. No base class, no registration.
+"""The ``Algorithm`` protocol: four methods on an explicit state. No base class, no registration.
 
-A state passed in is spent: tensors the state OWNS are changed in place, tensors that came in are read only. Whoever runs an
-algorithm calls it by ``call_init``, ``call_receive``, ``call_ready`` and ``call_advance``, which check both sides of that contract.
+Methods consume the state they are given: they may change tensors the state OWNS in place, and must only read tensors that come
+in. Call an algorithm through ``call_init``, ``call_receive``, ``call_ready`` and ``call_advance``, which check this contract.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeGuard, TypeVar, runtime_checkable
 
 from torch import Tensor
 
+from fedecho.core.task import defines
 from fedecho.core.types import Advance, Arrival, GlobalModel, Weights
 
 S = TypeVar("S")
@@ -17,43 +18,79 @@ METHODS = ("init", "receive", "ready", "advance")
 
 
 class Algorithm(Protocol[S]):
-    """A server's method. Write one as a frozen dataclass whose fields are its hyper-parameters."""
+    """A server-side aggregation method. Write one as a frozen dataclass whose fields are its hyper-parameters."""
 
     def init(self, model: GlobalModel) -> S:
-        """The state before the first arrival."""
+        """Return the state before the first arrival."""
         ...
 
     def receive(self, state: S, arrival: Arrival) -> S:
-        """Take one admitted update into the buffer."""
+        """Add one admitted update to the buffer."""
         ...
 
     def ready(self, state: S) -> bool:
-        """Is the buffer full?"""
+        """Report whether the buffer is full."""
         ...
 
     def advance(self, state: S, model: GlobalModel) -> Advance[S]:
-        """Make x_{t+1} from x_t and empty the buffer."""
+        """Compute x_{t+1} from x_t and empty the buffer."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Demands:
-    """What a method asks of the parties around it. An algorithm that asks nothing need not mention it."""
+    """What an algorithm requires of the server and the clients. An algorithm without requirements need not define it."""
 
     synchronous: bool = False
-    """The server waits for the whole buffer before it sends any new work."""
+    """The server waits for the whole buffer before it sends new work."""
     proximal: float = 0.0
     """Clients add proximal / 2 |y - x_s|^2 to their loss."""
     control_variates: bool = False
-    """Clients keep c_i, correct every step by c - c_i and report how c_i moved."""
+    """Clients keep c_i, correct every step by c - c_i and report the change in c_i."""
     correct_once: bool = False
-    """They correct where they ended up, once, in place of every step."""
+    """Clients correct their final parameters once instead of every step."""
 
 
-def demands(algorithm: Algorithm[Any]) -> Demands:
-    """The algorithm's own ``demands``, or none."""
-    found = getattr(algorithm, "demands", Demands())
-    return found if isinstance(found, Demands) else Demands()
+@runtime_checkable
+class Demanding(Protocol):
+    """An algorithm with requirements of its own."""
+
+    @property
+    def demands(self) -> Demands: ...
+
+
+@runtime_checkable
+class Buffered(Protocol):
+    """An algorithm that waits for M updates before each step. M is None if the method it wraps declares none."""
+
+    @property
+    def buffer_size(self) -> int | None: ...
+
+
+class Corrects(Protocol[S]):
+    """An algorithm with control variates that can be reset."""
+
+    def without_corrections(self, state: S) -> S:
+        """Return the state with c = 0, for clients that have lost their c_i."""
+        ...
+
+
+def demands(algorithm: object) -> Demands:
+    """Return the algorithm's ``demands``, or none. A field that has this name by chance is ignored."""
+    if isinstance(algorithm, Demanding) and isinstance(algorithm.demands, Demands):
+        return algorithm.demands
+    return Demands()
+
+
+def buffer_size_of(algorithm: object) -> int | None:
+    """Return the algorithm's ``buffer_size`` M, or None if it declares none."""
+    size = algorithm.buffer_size if isinstance(algorithm, Buffered) else None
+    return None if size is None else int(size)
+
+
+def corrects(algorithm: Algorithm[S]) -> TypeGuard[Corrects[S]]:
+    """Report whether the algorithm has a method ``without_corrections``."""
+    return defines(algorithm, "without_corrections")
 
 
 def check_algorithm(algorithm: object, what: str = "algorithm") -> None:
@@ -61,15 +98,15 @@ def check_algorithm(algorithm: object, what: str = "algorithm") -> None:
     if isinstance(algorithm, type):
         raise TypeError(f"{what} must be an object, got the class {algorithm.__name__}: call it, {algorithm.__name__}(...)")
     name = type(algorithm).__name__
-    lacking = [method for method in METHODS if not callable(getattr(algorithm, method, None))]
-    if lacking:
-        raise TypeError(f"{what} must have the methods {_listed(METHODS)}, but {name} has no {_listed(lacking, 'or')}")
+    missing = [method for method in METHODS if not callable(getattr(algorithm, method, None))]
+    if missing:
+        raise TypeError(f"{what} must have the methods {_listed(METHODS)}, but {name} has no {_listed(missing, 'or')}")
     if callable(getattr(type(algorithm), "demands", None)):
         raise TypeError(f"{name}.demands must be a property: put @property above it")
 
 
 def call_init(algorithm: Algorithm[S], model: GlobalModel) -> S:
-    """The first state."""
+    """Return the initial state. Raise if ``init`` wrote to the model."""
     tensors = tensors_of(model)
     before = write_counts(tensors)
     state = algorithm.init(model)
@@ -79,28 +116,28 @@ def call_init(algorithm: Algorithm[S], model: GlobalModel) -> S:
 
 
 def call_receive(algorithm: Algorithm[S], state: S, arrival: Arrival) -> S:
-    """The next state. Raise if the method returned none, or wrote to a tensor that it must only read."""
+    """Return the next state. Raise if ``receive`` returned none or wrote to a tensor that it may only read."""
     update = arrival.update
     tensors = (update.delta, update.buffers, update.correction, *tensors_of(arrival.base), *tensors_of(arrival.current))
     before = write_counts(tensors)
     try:
-        fresh = algorithm.receive(state, arrival)
+        new_state = algorithm.receive(state, arrival)
     except (AttributeError, TypeError) as error:
-        _check_there_was_a_state(algorithm, "receive", state, error)
+        _check_state_exists(algorithm, "receive", state, error)
         raise
     if write_counts(tensors) != before:
         raise _changed(algorithm, "receive", OF_ARRIVAL, tensors, before)
-    if fresh is None or isinstance(fresh, Advance):
-        raise TypeError(f"{_name(algorithm)}.receive must return the new state, got {_kind(fresh)}")
-    return fresh
+    if new_state is None or isinstance(new_state, Advance):
+        raise TypeError(f"{_name(algorithm)}.receive must return the new state, got {_kind(new_state)}")
+    return new_state
 
 
 def call_ready(algorithm: Algorithm[S], state: S) -> bool:
-    """Is the buffer full?"""
+    """Report whether the buffer is full. Raise if ``ready`` returned anything but a bool."""
     try:
         ready = algorithm.ready(state)
     except (AttributeError, TypeError) as error:
-        _check_there_was_a_state(algorithm, "ready", state, error)
+        _check_state_exists(algorithm, "ready", state, error)
         raise
     if type(ready) is not bool:
         advice = "return the comparison" if ready is None else "wrap it in bool(...)"
@@ -109,13 +146,13 @@ def call_ready(algorithm: Algorithm[S], state: S) -> bool:
 
 
 def call_advance(algorithm: Algorithm[S], state: S, model: GlobalModel) -> Advance[S]:
-    """The step. Raise if it is none, if its model does not have the shape of ``model``, or if ``model`` itself was changed."""
+    """Take the step. Raise if the result is not an ``Advance`` that fits ``model``, or if ``model`` itself was changed."""
     tensors = tensors_of(model)
     before = write_counts(tensors)
     try:
         advance = algorithm.advance(state, model)
     except (AttributeError, TypeError) as error:
-        _check_there_was_a_state(algorithm, "advance", state, error)
+        _check_state_exists(algorithm, "advance", state, error)
         raise
     if write_counts(tensors) != before:
         raise _changed(algorithm, "advance", OF_MODEL, tensors, before)
@@ -143,13 +180,13 @@ Tensors = tuple[Tensor | None, ...]
 
 
 def write_counts(tensors: Tensors) -> tuple[int, ...]:
-    """How often each tensor, or another view of its memory, was written to in place, as torch counts it.
+    """Return torch's count of in-place writes to each tensor or to another view of its memory.
 
-    torch does not count writes through ``.data`` or a NumPy array, and counts nothing for tensors of ``inference_mode``.
+    torch does not count writes through ``.data`` or a NumPy array, nor any writes to ``inference_mode`` tensors.
     """
     try:
         return tuple([-1 if tensor is None else tensor._version for tensor in tensors])
-    except RuntimeError:  # one of inference_mode; asking each of them first takes as long as all the rest
+    except RuntimeError:  # an inference_mode tensor; checking each tensor up front would double the cost
         return tuple([-1 if tensor is None or tensor.is_inference() else tensor._version for tensor in tensors])
 
 
@@ -162,15 +199,16 @@ def _changed(algorithm: object, method: str, names: tuple[str, ...], tensors: Te
     changed = next(name for name, old, new in zip(names, before, now, strict=True) if old != new)
     return ValueError(
         f"{_name(algorithm)}.{method} changed {changed} in place, which it may only read: work on a clone "
-        "(a tensor that the state writes to must not be one that came in or was published)"
+        "(a tensor that the state writes to must not be an input or one that was published)"
     )
 
 
-def _check_there_was_a_state(algorithm: object, method: str, state: object, error: Exception) -> None:
-    """A method that forgot to return the state is blamed, not the next one, which was given None."""
+def _check_state_exists(algorithm: object, method: str, state: object, error: Exception) -> None:
+    """Blame the method that forgot to return the state, not the next one, which was given None."""
     if state is None and "NoneType" in str(error):
         raise TypeError(
-            f"{_name(algorithm)}.{method} cannot work on the state None ({error}): init, or Advance(state, weights), gave no state"
+            f"{_name(algorithm)}.{method} was given the state None ({error}): "
+            "return a state from init and in Advance(state, weights)"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""``Layout``: the only code that knows the names and shapes inside a flat vector."""
+"""``Layout``: the only code that maps names and shapes to positions in a flat vector."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,10 +13,11 @@ from fedecho.core.modules import FullState, copied
 from fedecho.core.types import Weights
 
 VECTOR = 16
+"""Below this many input channels, oneDNN's strided 1x1 convolutions write past their workspace on CPUs with AVX2."""
 
 
-class Sampled(nn.Module):
-    """Takes the place of such an ``nn.Conv2d`` under the same names: it picks the pixels itself, the same sums follow."""
+class StridedPointwise(nn.Module):
+    """Replaces a narrow strided 1x1 ``nn.Conv2d`` under the same names. It selects the pixels first; the sums are the same."""
 
     def __init__(self, like: nn.Conv2d) -> None:
         super().__init__()
@@ -28,12 +29,12 @@ class Sampled(nn.Module):
         return conv2d(x[..., ::down, ::across], self.weight, self.bias, groups=self.groups)
 
 
-def without_narrow(module: nn.Module) -> nn.Module:
-    """The module, in which every such convolution is replaced; a kind of one's own is left as it is."""
+def replace_narrow(module: nn.Module) -> nn.Module:
+    """Replace every narrow strided 1x1 convolution in place, but no subclasses of ``nn.Conv2d``. Return the module."""
     if type(module) is nn.Conv2d and _is_narrow(module):
-        return Sampled(module)
+        return StridedPointwise(module)
     for name, child in module.named_children():
-        setattr(module, name, without_narrow(child))
+        setattr(module, name, replace_narrow(child))
     return module
 
 
@@ -43,7 +44,7 @@ def _is_narrow(conv: nn.Conv2d) -> bool:
 
 
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-"""torch's memory formats for kernels, by their number of dimensions."""
+"""The channels-last memory format for each number of dimensions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +64,11 @@ class Part:
         piece = flat[self.offset : self.offset + self.size]
         if not self.channels_last:
             return piece.view(self.shape)
-        out, into, *places = self.shape
-        return piece.view(out, *places, into).movedim(-1, 1)
+        out_channels, in_channels, *spatial = self.shape
+        return piece.view(out_channels, *spatial, in_channels).movedim(-1, 1)
 
     def flattened(self, tensor: Tensor) -> Tensor:
-        """A tensor of this shape in the order of the vector; a view where it lies so already."""
+        """Flatten a tensor of this shape in the order of the vector, as a view where its memory already has that order."""
         return (tensor.movedim(1, -1) if self.channels_last else tensor).reshape(-1)
 
 
@@ -79,7 +80,7 @@ def _parts(named: Iterable[tuple[str, Tensor]]) -> Iterator[Part]:
 
 
 def _is_channels_last(tensor: Tensor) -> bool:
-    """By its strides: where there is one channel or one pixel, ``is_contiguous`` says yes to either format."""
+    """Compare strides: with one channel or one pixel, ``is_contiguous`` is true for both memory formats."""
     if tensor.ndim not in CHANNELS_LAST:
         return False
     like = torch.empty(tensor.shape, device="meta", memory_format=CHANNELS_LAST[tensor.ndim])
@@ -87,11 +88,11 @@ def _is_channels_last(tensor: Tensor) -> bool:
 
 
 def _state_buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
-    """Floating-point buffers that belong to the saved state; counters of batches are no statistics."""
+    """Return the floating-point buffers of the state dict. Integer batch counters are not statistics."""
     for name, layer in module.named_modules():
         if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.momentum is None:
             raise ValueError(
-                f"{name}: BatchNorm with momentum=None depends on a counter that federated averaging cannot merge: set one"
+                f"{name}: BatchNorm with momentum=None depends on a batch counter that cannot be averaged: set a momentum"
             )
     saved = module.state_dict(keep_vars=True)
     return [(name, b) for name, b in module.named_buffers() if name in saved and b.is_floating_point()]
@@ -99,21 +100,21 @@ def _state_buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each trainable parameter and each running statistic lies in the two vectors of a ``Weights``."""
+    """The position of each trainable parameter and each running statistic in the two vectors of a ``Weights``."""
 
     params: tuple[Part, ...]
     buffers: tuple[Part, ...]
 
     @classmethod
     def of(cls, module: nn.Module) -> "Layout":
-        """Matrices and kernels come first, vectors (norms, biases) after them: each kind is then one slice of ``params``."""
+        """Lay out a module: matrices and kernels first, then vectors (norms, biases), so each kind is one slice of ``params``."""
         trainable = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         trainable.sort(key=lambda named: named[1].ndim < 2)
         return cls(tuple(_parts(trainable)), tuple(_parts(_state_buffers(module))))
 
     @classmethod
     def of_tensors(cls, params: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> "Layout":
-        """For a model that is known by its named tensors alone; their order is kept."""
+        """Lay out a model given only by named tensors, in their order."""
         return cls(tuple(_parts(params.items())), tuple(_parts(buffers.items())))
 
     @cached_property
@@ -122,7 +123,7 @@ class Layout:
 
     @cached_property
     def num_matrix_params(self) -> int:
-        """How many of the params lie in matrices and kernels, which come first."""
+        """The number of parameters in matrices and kernels, which come first."""
         return sum(part.size for part in self.params if len(part.shape) >= 2)
 
     @cached_property
@@ -130,32 +131,32 @@ class Layout:
         return sum(part.size for part in self.buffers)
 
     def variances(self, device: torch.device | str = "cpu") -> Tensor:
-        """Which of the buffers are variances, by the name that torch's norms give them: these are never below zero."""
+        """Return a mask of the buffers that are variances (named ``running_var``), which are never negative."""
         mask = torch.zeros(self.num_buffers, dtype=torch.bool, device=device)
         for part in self.buffers:
             part.view(mask).fill_(part.name.endswith("running_var"))
         return mask
 
     def pack(self, module: nn.Module) -> Weights:
-        """The module's weights as fresh vectors."""
+        """Copy the module's weights into new vectors."""
         tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         return self.flatten({part.name: tensors[part.name].detach() for part in (*self.params, *self.buffers)})
 
     def flatten(self, named: Mapping[str, Tensor]) -> Weights:
-        """Vectors from named tensors; a missing name or a wrong shape is an error that says which."""
+        """Copy named tensors into new vectors. Raise if a name is missing or a shape is wrong."""
         return Weights(_filled(self.params, self.num_params, named), _filled(self.buffers, self.num_buffers, named))
 
     def named(self, weights: Weights) -> dict[str, Tensor]:
-        """Contiguous copies under their names, as files and Flower want them."""
+        """Return contiguous copies by name, as files and Flower expect them."""
         plain = torch.contiguous_format
         of_params = {p.name: p.view(weights.params).clone(memory_format=plain) for p in self.params}
         return of_params | {p.name: p.view(weights.buffers).clone(memory_format=plain) for p in self.buffers}
 
     def bind(self, module: nn.Module, device: torch.device | str = "cpu") -> "BoundNetwork":
-        """A copy of the module whose tensors are VIEWS of new vectors: loading a model is then one copy, a step one addition."""
+        """Copy the module so that its tensors are VIEWS of new vectors: loading a model is one copy, a step one addition."""
         module = copied(module).to(device)
         if torch.device(device).type == "cpu":
-            module = without_narrow(module)
+            module = replace_narrow(module)
         weights = self.pack(module)
         grads = torch.zeros_like(weights.params)
         tensors = dict(module.named_parameters())
@@ -183,14 +184,14 @@ def _filled(parts: tuple[Part, ...], size: int, named: Mapping[str, Tensor]) -> 
 
 @dataclass(frozen=True, slots=True)
 class BoundNetwork:
-    """A module that lives inside flat vectors. Autograd adds into ``grads``; whoever steps must clear it."""
+    """A module whose tensors are views of flat vectors. Autograd accumulates into ``grads``; clear it after each step."""
 
     module: nn.Module
     layout: Layout
     weights: Weights
     grads: Tensor
     full_state: FullState
-    """What the module's state dict holds, also beside the vectors, as it was when the module was bound."""
+    """The full state dict of the module, including tensors outside the vectors as they were when it was bound."""
 
     def load(self, weights: Weights) -> None:
         self.weights.params.copy_(weights.params)

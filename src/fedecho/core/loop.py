@@ -1,4 +1,4 @@
-"""The event loop of Algorithm 1. It drives the algorithm; a transport owns the clock and the wire."""
+"""The event loop of Algorithm 1. It drives the server; the transport owns the clock and the network."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from fedecho.core.types import Dispatch, Message
 
 
 class Transport(Protocol):
-    """Carries dispatches to clients and brings their answers, in the order of its own clock."""
+    """Delivers dispatches to clients and returns their messages, in the order of its own clock."""
 
     @property
     def now(self) -> float:
@@ -24,7 +24,7 @@ class Transport(Protocol):
 
 
 class Sent(NamedTuple):
-    """A client was given a model."""
+    """A dispatch that was sent, as the record stores it."""
 
     time: float
     number: int
@@ -34,9 +34,9 @@ class Sent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One message and what followed from it: for the record, the progress display and the evaluation.
+    """One processed message and its results, for the record, the progress display and the evaluation.
 
-    ``sent`` are the dispatches since the moment before; with the first moment come those that began the run.
+    ``sent`` are the dispatches since the previous moment. The first moment includes those that started the run.
     """
 
     time: float
@@ -53,9 +53,9 @@ def drive(
     watch: Callable[[Moment], bool | None] = lambda moment: None,
     dispatch_after_step: bool = False,
 ) -> None:
-    """Run Algorithm 1 until version T, or until ``watch`` returns True.
+    """Run Algorithm 1 until version T (``num_versions``) or until ``watch`` returns True.
 
-    New clients get x_t before the step (lines 6 and 7 of the paper), or x_{t+1} with ``dispatch_after_step``.
+    Newly selected clients get x_t, before the step (lines 6 and 7 of the paper), or x_{t+1} with ``dispatch_after_step``.
     """
     sent = _send(server, transport)
     while server.model.version < num_versions:

@@ -1,4 +1,4 @@
-"""Addressed randomness: every draw is derived from the seed and its own address, never from a sequence."""
+"""Addressed randomness: every draw is derived from the seed and an address, never from the draws before it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ Address = int | str
 
 
 def derive(seed: int, *address: Address) -> int:
-    """The 63-bit number that lives at ``address`` under ``seed``.
+    """Return the 63-bit number for ``address`` under ``seed``.
 
     >>> derive(0, "select", 1) == derive(0, "select", 1)
     True
@@ -21,8 +21,10 @@ def derive(seed: int, *address: Address) -> int:
     """
     if len(address) == 2:
         name, number = address
-        if type(name) is str and type(number) is int and type(seed) is int:  # nearly all draws: half the time, the same bytes
-            digest = _begun(seed, name).copy()
+        if (
+            type(name) is str and type(number) is int and type(seed) is int
+        ):  # a fast path for most draws: same result, half the time
+            digest = _prefix(seed, name).copy()
             digest.update(b"%d)" % number)
             return int.from_bytes(digest.digest(), "big") >> 1
     plain = (int(seed), *(part if isinstance(part, str) else int(part) for part in address))
@@ -30,34 +32,34 @@ def derive(seed: int, *address: Address) -> int:
 
 
 @lru_cache(maxsize=256)
-def _begun(seed: int, name: str) -> blake2b:
-    """The hash of an address up to its last number."""
+def _prefix(seed: int, name: str) -> blake2b:
+    """Hash an address up to its last number."""
     return blake2b(f"({seed}, {name!r}, ".encode(), digest_size=8)
 
 
 def uniform(seed: int, *address: Address) -> float:
-    """One draw from U[0, 1), without building a generator: some two microseconds."""
+    """Draw once from U[0, 1). Takes about two microseconds, as no generator is built."""
     return float(derive(seed, *address) >> 10) / float(1 << 53)
 
 
 def below(bound: int, seed: int, *address: Address) -> int:
-    """One draw from {0, ..., bound - 1}; the bias of the modulus is under bound / 2**63."""
+    """Draw once from {0, ..., bound - 1}. The modulo bias is below bound / 2**63."""
     return derive(seed, *address) % bound
 
 
 def numpy_rng(seed: int, *address: Address) -> np.random.Generator:
-    """A numpy generator for many draws at one address."""
+    """Return a numpy generator for many draws at one address."""
     return np.random.Generator(np.random.PCG64(derive(seed, *address)))
 
 
 def torch_rng(seed: int, *address: Address) -> torch.Generator:
-    """A CPU torch generator for many draws at one address."""
+    """Return a CPU torch generator for many draws at one address."""
     return torch.Generator().manual_seed(derive(seed, *address))
 
 
 @contextmanager
 def rng_kept(device: torch.device) -> Iterator[list[torch.Generator]]:
-    """Whatever is drawn from torch's own generators inside, outside nothing moves."""
+    """Restore the state of torch's global generators on exit. Yields those of the CPU and ``device``."""
     generators = [torch.default_generator]
     if device.type == "cuda":
         generators.append(torch.cuda.default_generators[device.index or 0])
@@ -71,9 +73,9 @@ def rng_kept(device: torch.device) -> Iterator[list[torch.Generator]]:
 
 @contextmanager
 def global_rng(device: torch.device, seed: int, *address: Address) -> Iterator[None]:
-    """What draws from torch's own generators inside (dropout, initialisation) draws from this address; outside, nothing moves.
+    """Seed torch's global generators (dropout, initialisation) from this address; restore their state on exit.
 
-    By hand, because ``torch.manual_seed`` takes a millisecond: as long as a step of a small network.
+    This avoids ``torch.manual_seed``, which takes a millisecond: as long as a training step of a small network.
     """
     with rng_kept(device) as generators:
         for generator in generators:

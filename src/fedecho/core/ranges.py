@@ -1,4 +1,4 @@
-"""Ranges of settings, declared on the field and checked in one place.
+"""Ranges of settings: declared in a field's annotation, checked by ``check_ranges``.
 
 >>> @dataclass(frozen=True)
 ... class Pace:
@@ -20,16 +20,17 @@ from types import UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 MOST = 2**31 - 1
-"""The default upper limit of a count: every library we hand one to takes 32 bits."""
+"""The default upper limit of a count: the libraries that receive one use 32 bits."""
 MOST_FACTOR = 1e9
-"""The default upper limit of a number: far from what float32 holds (3.4e38), even after some products."""
+"""The default upper limit of a float. Products of a few such numbers still fit into float32 (3.4e38)."""
 TINY = 1.2e-38
-"""The smallest normal number of float32. What is smaller may be computed as 0."""
+"""The smallest normal float32. Smaller numbers may be rounded to 0."""
 SHOWN = 40
+"""How many characters of a value an error message shows."""
 
 
 class SettingError(ValueError):
-    """A setting out of its range: ``name`` is the field's, ``told`` says what it must be and what it is."""
+    """A setting out of its range. ``name`` is the field; ``told`` says what it must be and what it is."""
 
     def __init__(self, prefix: str, name: str, told: str) -> None:
         super().__init__(f"{prefix}{name} {told}")
@@ -41,23 +42,23 @@ class SettingError(ValueError):
 
 @dataclass(frozen=True)
 class Range:
-    """From ``least`` to ``most``; ``above`` and ``below`` exclude the ends. ``note`` says what one of the values means."""
+    """From ``least`` to ``most``; ``above`` and ``below`` exclude the ends. ``note`` explains a special value."""
 
     least: float
     most: float
     above: bool = False
     below: bool = False
     whole: bool = False
-    """Name both ends in every message: of ranges that are best known as such."""
+    """Whether every message states both ends of the range."""
     note: str = ""
 
     def fault(self, value: Any) -> str | None:
-        """What ``value`` must be and what to do, or None."""
+        """Return what ``value`` must be and what to do, or None if it is in the range."""
         too_small = value <= self.least if self.above else value < self.least
         too_large = value >= self.most if self.below else value > self.most
         if not (too_small or too_large or isnan(value)):
             if self.above and self.least == 0 and value < TINY:
-                return f"must be above 0{self.note}, got {shown(value)}, which float32 may take for 0"
+                return f"must be above 0{self.note}, got {shown(value)}, which float32 may round to 0"
             return None
         if self.whole or self.most == inf:
             return f"must be {self}{self.note}, got {shown(value)}"
@@ -94,31 +95,31 @@ def between(least: float, most: float) -> Range:
 
 
 def share(*, above: bool = False, below: bool = False) -> Range:
-    """A part of a whole, from 0 to 1; ``above`` excludes 0, ``below`` 1."""
+    """Return the range of a fraction, from 0 to 1; ``above`` excludes 0 and ``below`` excludes 1."""
     return Range(0, 1, above, below, whole=True)
 
 
 SEEDS = Range(-(2**63), 2**63 - 1)
-"""64 bits, as torch and Flower's messages have them."""
+"""Signed 64-bit integers, the limit of torch and of Flower's messages."""
 Seed = Annotated[int, SEEDS]
 NumClients = Annotated[int, at_least(1, most=10**8)]
-"""A hundred million: some bytes of each are held."""
+"""At most a hundred million: the server keeps a few bytes per client."""
 VERSIONS = at_least(1, most=10**7)
-"""Ten million: a record has a line for each."""
+"""At most ten million: the record has a line per version."""
 Versions = Annotated[int, VERSIONS]
 InFlight = Annotated[int, at_least(1, most=10**6)]
-"""A million clients at once: each has a job, and a place in the buffer."""
+"""At most a million clients at once: each has an open job and may have an update in the buffer."""
 Rate = Annotated[float, positive(most=1e30)]
-"""A learning rate. Some are meant to make a run diverge; from 1e38 on, a step is not even a number of float32."""
+"""A learning rate. Large ones may make a run diverge on purpose, but near 1e38 a step overflows float32."""
 Decay = Annotated[float, share(below=True)]
-"""Of a moment of Adam's kind."""
+"""The decay rate of a moment in Adam-like optimizers."""
 Epsilon = Annotated[float, positive(most=1.0)]
-"""What Adam's kind adds to a denominator."""
+"""The constant that Adam-like optimizers add to the denominator."""
 Factor = Annotated[float, at_least(0, most=MOST_FACTOR)]
 
 
 class Declared(NamedTuple):
-    """What one field may hold: a number in a range, one of some texts, or None."""
+    """The values a field allows: a number in a range, one of a few strings, or None."""
 
     allowed: Range | None
     is_whole: bool
@@ -137,7 +138,7 @@ class Declared(NamedTuple):
 
 
 def check_ranges(settings: object, prefix: str = "") -> None:
-    """Is every field in the range that its class declares? ``prefix`` stands before the field's name in the error."""
+    """Raise a ``SettingError`` for the first field out of its declared range. ``prefix`` precedes the field's name."""
     cls: Any = type(settings)
     for name, declared in ranges_of(cls).items():
         if (fault := declared.fault(getattr(settings, name))) is not None:
@@ -146,16 +147,17 @@ def check_ranges(settings: object, prefix: str = "") -> None:
 
 @cache
 def ranges_of(cls: type[object]) -> dict[str, Declared]:
-    """What the annotations of a class say. One that is still a text, as in a user's subclass, says nothing."""
-    found: dict[str, Declared] = {}
+    """Return the ranges that the annotations of a class declare. String annotations, as in a user's subclass, are ignored."""
+    ranges: dict[str, Declared] = {}
     for base in reversed(cls.__mro__):
         for name, hint in get_annotations(base).items():
             if (declared := declared_by(hint)) is not None:
-                found[name] = declared
-    return found
+                ranges[name] = declared
+    return ranges
 
 
 def declared_by(hint: Any) -> Declared | None:
+    """Return what an annotation declares, or None if it declares no range and no choices."""
     parts = list(_parts(hint))
     ranges = [part for part in parts if isinstance(part, Range)]
     choices = tuple(choice for part in parts if get_origin(part) is Literal for choice in get_args(part))
@@ -165,7 +167,7 @@ def declared_by(hint: Any) -> Declared | None:
 
 
 def _parts(hint: Any) -> Iterator[Any]:
-    """The alternatives of a hint, and what they are annotated with."""
+    """Yield the alternatives of a type hint and their annotations."""
     if get_origin(hint) is Annotated:
         yield from _parts(get_args(hint)[0])
         yield from hint.__metadata__
@@ -177,16 +179,16 @@ def _parts(hint: Any) -> Iterator[Any]:
 
 
 def shown(value: Any) -> str:
-    """A value as a line can hold it."""
+    """Format a value for an error message of one line."""
     try:
         text = str(value) if isinstance(value, Real) else repr(value)
-    except ValueError:  # more digits than Python writes
+    except ValueError:  # more digits than Python prints
         return "a number of thousands of digits"
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}... ({len(text)} characters)"
 
 
 def _plainly(number: float) -> str:
-    """A limit: whole numbers in full."""
+    """Format a limit; whole numbers in full."""
     return str(number) if isinstance(number, int) else f"{number:.15g}"
 
 

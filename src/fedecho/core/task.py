@@ -1,20 +1,20 @@
-"""``Task``: the one protocol a user implements to bring data and a model, and what a task may offer beyond it."""
+"""The ``Task`` protocol, which provides data and a model, and the optional protocols of a task."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 Batch = Any
-"""Whatever ``Task.batch`` returns and ``Task.loss`` understands: a pair of tensors, a dict, ..."""
+"""What ``Task.batch`` returns and ``Task.loss`` accepts: a pair of tensors, a dict, ..."""
 
 
 def defines(value: object, *methods: str) -> bool:
-    """Are these methods of its class? A field that has such a name by chance is the user's own business.
+    """Report whether the class of ``value`` has these methods. A field that has such a name by chance does not count.
 
     >>> defines("text", "join"), defines("text", "evaluate")
     (True, False)
@@ -25,7 +25,7 @@ def defines(value: object, *methods: str) -> bool:
 class Task(Protocol):
     """A model, the clients' examples, an unlabeled set U on the server and an evaluation.
 
-    Rows are indices: into one client's examples in ``batch``, into U in ``logits``. Nothing else is assumed of the data.
+    Rows are indices: into one client's examples in ``batch``, into U in ``logits``. The data itself may have any form.
     """
 
     @property
@@ -33,115 +33,150 @@ class Task(Protocol):
 
     @property
     def num_unlabeled(self) -> int:
-        """|U|; 0 for a task without one (then FedEcho cannot run on it)."""
+        """|U|, or 0 for a task without an unlabeled set, on which FedEcho cannot run."""
         ...
 
     def network(self, seed: int) -> nn.Module:
-        """The initial model; equal for equal seeds. A run trains copies, in its memory format (channels-last is faster)."""
+        """Return the initial model; equal for equal seeds. A run trains copies in its memory format (channels-last is faster)."""
         ...
 
     def num_examples(self, client: int) -> int: ...
 
     def batch(self, client: int, rows: Tensor, generator: torch.Generator) -> Batch:
-        """One mini-batch of a client; augmentation draws from ``generator`` alone."""
+        """Return one mini-batch of a client. Augmentation must draw from ``generator`` only."""
         ...
 
     def loss(self, module: nn.Module, batch: Batch) -> Tensor:
-        """The mean loss over the batch."""
+        """Return the mean loss over the batch."""
         ...
 
     def logits(self, module: nn.Module, rows: Tensor) -> Tensor:
-        """The model's logits on rows of U, [rows, classes]: without gradients of a client's model, with them of the student."""
+        """Return the logits on rows of U, [rows, classes]. Gradients are on for the student, off for a client's model."""
         ...
 
     def evaluate(self, module: nn.Module) -> Mapping[str, float]:
-        """Scores on held-out data; ``accuracy`` (0 to 1) among them. The module is in eval mode, and gradients are off.
+        """Return scores on held-out data, including ``accuracy`` (0 to 1). The module is in eval mode, gradients are off.
 
-        ``accuracy_class_0``, ``accuracy_class_1``, ... are shown by class in the report, and so is what an optional
-        method ``label_counts(client) -> {class: number of examples}`` says of who holds which.
+        The report shows ``accuracy_class_0``, ``accuracy_class_1``, ... by class. It also shows the clients' labels if the task
+        has a method ``label_counts(client) -> {class: number of examples}``.
         """
         ...
 
 
 @runtime_checkable
 class HasInputs(Protocol):
-    """A task that reads files, where a mistake in any of them should be found before the first client trains."""
+    """A task that reads files and can check all of them before the first client trains."""
 
     def read_inputs(self, unlabeled: bool) -> Mapping[str, str]:
-        """Reads and checks all that a run needs, U too if ``unlabeled``: a digest of each part by its name, and what else to say.
+        """Read and check all inputs of a run, with U if ``unlabeled``. Return each part's digest, optionally with a comment.
 
-        They stand in the run's record, and a run that goes on must find the digests (the first words) again.
+        The record stores them. A resumed run must find the same digests (the first word of each).
         """
         ...
 
 
 @runtime_checkable
 class Saves(Protocol):
-    """A task whose models other programs know how to load."""
+    """A task whose models can be saved in a format that other programs load."""
 
     def save(self, module: nn.Module, folder: Path) -> None:
-        """Writes a model of ``network``'s kind into an empty folder, with all that is needed to use it."""
+        """Write a model of the kind ``network`` returns into an empty folder, with everything needed to use it."""
         ...
 
 
+class OnDevice(Protocol):
+    """A task that can be moved to another device."""
+
+    def on(self, device: str) -> Task:
+        """Return this task with its data on ``device``."""
+        ...
+
+
+def can_move(task: Task) -> TypeGuard[OnDevice]:
+    """Report whether the task has a method ``on``."""
+    return defines(task, "on")
+
+
+class CountsLabels(Protocol):
+    """A task that can count each client's labels."""
+
+    def label_counts(self, client: int) -> Mapping[int, int]:
+        """Return the client's number of examples by class."""
+        ...
+
+
+def counts_labels(task: Task) -> TypeGuard[CountsLabels]:
+    """Report whether the task has a method ``label_counts``."""
+    return defines(task, "label_counts")
+
+
+@runtime_checkable
+class Seeded(Protocol):
+    """A part of an experiment with a seed. None stands for the experiment's seed."""
+
+    @property
+    def seed(self) -> int | None: ...
+
+
 def scores_of(task: Task, module: nn.Module) -> dict[str, float]:
-    """What ``task.evaluate`` says of the module in eval mode, computed without gradients."""
+    """Evaluate the module in eval mode and without gradients."""
     with torch.no_grad():
         return dict(task.evaluate(module.eval()))
 
 
-Told = Callable[[int, int], None]
-"""Told how much is done of how much; it may raise ``Stopped``."""
-_TOLD: ContextVar[Told | None] = ContextVar("told", default=None)
+ProgressCallback = Callable[[int, int], None]
+"""Receives how many parts of the total are done. It may raise ``Stopped``."""
+_CALLBACK: ContextVar[ProgressCallback | None] = ContextVar("progress callback", default=None)
 
 
 class Stopped(Exception):  # noqa: N818 (no error)
-    """Somebody asked for a stop; what was begun is left undone."""
+    """An evaluation was stopped on request and is incomplete."""
 
 
 def at(done: int, total: int) -> None:
-    """For an evaluation of many parts to call between them. Where nobody watches, nothing happens."""
-    told = _TOLD.get()
-    if told is not None:
-        told(done, total)
+    """Report the progress of a long evaluation to the callback of ``watched``, if there is one."""
+    callback = _CALLBACK.get()
+    if callback is not None:
+        callback(done, total)
 
 
 @contextmanager
-def watched(told: Told) -> Iterator[None]:
-    token = _TOLD.set(told)
+def watched(callback: ProgressCallback) -> Iterator[None]:
+    """Pass the progress that ``at`` reports inside this context to ``callback``."""
+    token = _CALLBACK.set(callback)
     try:
         yield
     finally:
-        _TOLD.reset(token)
+        _CALLBACK.reset(token)
 
 
 @runtime_checkable
 class TokenTask(Protocol):
-    """A task whose rows of U are texts: a row has several positions, and a prediction over the vocabulary at each.
+    """A task whose rows of U are texts: each row has several positions, with a prediction over the vocabulary at each.
 
-    ``logits(module, rows)`` of such a task is [positions of the rows, vocabulary], and is ``head(module)`` of ``hidden``.
+    ``logits(module, rows)`` of such a task is [positions of the rows, vocabulary] and equals ``head(module)`` of ``hidden``.
     """
 
     def position_counts(self) -> Tensor:
-        """How many positions each row of U has, padding not counted; on the CPU."""
+        """Return the number of positions of each row of U, without padding, on the CPU."""
         ...
 
     def hidden(self, module: nn.Module, rows: Tensor) -> Tensor:
-        """What the output layer sees, [positions of the rows, width]: row after row, padding left out."""
+        """Return the inputs of the output layer, [positions of the rows, width], row after row without padding."""
         ...
 
     def head(self, module: nn.Module) -> nn.Module:
-        """The output layer, from the width to the vocabulary."""
+        """Return the output layer, from the width to the vocabulary."""
         ...
 
 
 def is_exact(head: nn.Module) -> bool:
-    """Is the mean of logits the head of the mean hidden state? Yes if every client has the same matrix and no bias."""
+    """Report whether the mean of the logits equals the head of the mean hidden state: one frozen matrix without a bias."""
     return isinstance(head, nn.Linear) and head.bias is None and not any(param.requires_grad for param in head.parameters())
 
 
 class Positions:
-    """Where the positions of each row lie when all rows are laid end to end."""
+    """The positions of each row when all rows are concatenated."""
 
     def __init__(self, counts: Tensor) -> None:
         self.counts = counts.to("cpu", torch.long)
@@ -152,7 +187,7 @@ class Positions:
         return int(self.counts.sum())
 
     def of(self, rows: Tensor) -> Tensor:
-        """The positions of these rows, in the order of the rows; on the CPU."""
+        """Return the positions of these rows, in the order of the rows, on the CPU."""
         rows = rows.cpu()
         counts = self.counts[rows]
         within = torch.arange(int(counts.sum())) - (counts.cumsum(0) - counts).repeat_interleave(counts)

@@ -1,4 +1,4 @@
-"""The nouns of the system, all frozen: what travels between the server, the transport and the clients."""
+"""The messages and models that travel between the server, the transport and the clients. All are frozen."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,14 +8,14 @@ from torch import Tensor
 
 S = TypeVar("S")
 CLIENT_FAILED = "client failed"
-"""The code of a loss by the client's own doing: it counts against the client as a refusal does."""
+"""The code of a loss caused by the client itself. It counts as a strike, as a rejection does."""
 LOST, GONE, UNREADABLE = "lost", "client went away", "unreadable"
-"""The codes of losses and refusals that name no narrower one."""
+"""The default codes of losses and of unreadable answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A model as two flat vectors: what is optimised, and running statistics that are averaged by value."""
+    """A model as two flat vectors: trainable parameters, and running statistics that are averaged by value."""
 
     params: Tensor
     buffers: Tensor
@@ -26,7 +26,7 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class GlobalModel:
-    """x_t: one published version. Nobody writes to its tensors. ``correction`` is FedAC's c."""
+    """x_t: one published version. Its tensors must not be written to. ``correction`` is FedAC's c."""
 
     version: int
     weights: Weights
@@ -35,9 +35,9 @@ class GlobalModel:
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """The server's order to one client: train from ``model`` with the randomness of ``seed``.
+    """The server's request to one client: train from ``model`` with the random seed ``seed``.
 
-    ``number`` counts the dispatches of a run. It breaks ties of the clock and addresses the draws of this one job.
+    ``number`` counts the dispatches of a run. It breaks ties between equal times and addresses this job's random draws.
     """
 
     number: int
@@ -48,14 +48,14 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class ClientUpdate:
-    """Delta_i = y_i - x_{s_i} as a client reports it. Untrusted until the server admits it."""
+    """Delta_i = y_i - x_{s_i} as reported by a client. Untrusted until the server admits it."""
 
     client: int
     base_version: int
     delta: Tensor
     buffers: Tensor
     num_examples: float
-    """How much the client counts where updates are weighted; a fraction where a Flower client says one."""
+    """The client's weight in weighted averages. Flower clients may report a fraction."""
     num_steps: int
     correction: Tensor | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class ClientUpdate:
 class Lost:
     """A dispatched client will not report: it dropped out, went away or failed.
 
-    Losses are counted by ``code``, one of a few fixed texts; ``reason`` may say more, such as numbers or a client's own error.
+    Losses are counted by ``code``, one of a few fixed texts. ``reason`` may add details such as the client's error message.
     """
 
     client: int
@@ -78,7 +78,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A dispatched client answered with something that cannot be read as an update."""
+    """A dispatched client answered with something that is not a readable update."""
 
     client: int
     reason: str
@@ -90,14 +90,14 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A client can be chosen from now on."""
+    """A client became available for selection."""
 
     client: int
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A client cannot be chosen until it joins again. A job it had open is lost."""
+    """A client became unavailable until it joins again. Its open job, if any, is lost."""
 
     client: int
     reason: str = "client went away"
@@ -110,7 +110,7 @@ class Left:
 def _check_code(message: Lost | Refused | Left) -> None:
     if not message.code or type(message.code) is not str:
         raise ValueError(
-            f"{type(message).__name__} of client {message.client} needs a code to be counted by, got {message.code!r}"
+            f"the code of {type(message).__name__} from client {message.client} must be a non-empty string, got {message.code!r}"
         )
 
 
@@ -119,7 +119,7 @@ Message = ClientUpdate | Lost | Refused | Joined | Left
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """An admitted update beside the model it started from and the model of now. Only the server's admission makes one."""
+    """An admitted update with the model it started from and the current model. Only the server creates these."""
 
     update: ClientUpdate
     base: GlobalModel
@@ -133,7 +133,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Advance(Generic[S]):
-    """What a step gives: the state to go on with, x_{t+1}, and numbers for the record."""
+    """The result of a step: the next state, x_{t+1} and metrics for the record."""
 
     state: S
     weights: Weights

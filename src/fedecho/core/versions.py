@@ -1,4 +1,4 @@
-"""The models somebody still trains from, with reference counts."""
+"""Reference-counted storage of the model versions that clients still train from."""
 
 from dataclasses import dataclass, field
 
@@ -8,20 +8,20 @@ from fedecho.core.types import GlobalModel
 
 @dataclass(slots=True)
 class Versions:
-    """Keeps a model while it is the current one or a dispatch from it is open: at most Mc + 1 are alive."""
+    """Keeps a model while it is current or has an open dispatch. At most Mc + 1 are alive."""
 
     current: GlobalModel
     models: dict[int, GlobalModel] = field(default_factory=dict)
     references: dict[int, int] = field(default_factory=dict)
     peak_alive: int = 1
     _written: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """How often the tensors of each model had been written to when it was first given out."""
+    """The write counts of each model's tensors when it was first dispatched."""
 
     def __post_init__(self) -> None:
         self._written.update({version: write_counts(tensors_of(model)) for version, model in self.models.items()})
 
     def acquire(self) -> GlobalModel:
-        """The current model, for one more dispatch."""
+        """Return the current model and count one more dispatch of it."""
         version = self.current.version
         if self.models.get(version) is not self.current:
             self.models[version] = self.current
@@ -30,12 +30,12 @@ class Versions:
         return self.current
 
     def release(self, version: int) -> GlobalModel:
-        """One dispatch from ``version`` has ended; the model is forgotten with the last of them."""
+        """End one dispatch from ``version`` and drop the model with its last one. Return the model."""
         model = self.models[version]
         if write_counts(tensors_of(model)) != self._written[version]:
             raise ValueError(
                 f"the model of version {version} was changed in place while clients trained from it: "
-                "a state that writes to a tensor must keep a clone of what was published"
+                "an algorithm's state must not write to tensors it has published; publish a clone"
             )
         self.references[version] -= 1
         if self.references[version] == 0:
