@@ -1,6 +1,6 @@
 """FedEcho: asynchronous federated learning with uncertainty-aware distillation.
 
-Names are imported when they are first used: a process that only carries messages (fedecho.flower) starts without torch.
+Names are imported on first use, so that processes that need no torch start quickly.
 """
 
 from importlib import import_module
@@ -99,15 +99,15 @@ WHERE = {
     "simulate": "fedecho.runs.run",
     "trained": "fedecho.runs.trained",
 }
-"""The module of every public name; a test compares it with the imports above."""
+"""The module of every public name, equal to the imports above."""
 
 
 def __getattr__(name: str) -> Any:
     if name not in WHERE:
         raise AttributeError(f"module 'fedecho' has no attribute {name!r}")
-    found = getattr(import_module(WHERE[name]), name)
-    globals()[name] = found
-    return found
+    value = getattr(import_module(WHERE[name]), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

@@ -134,7 +134,7 @@ def test_with_all_damaged_it_is_said_what_to_do(tmp_path: Path) -> None:
     for each in tmp_path.iterdir():
         each.write_bytes(b"gone")
     said: list[str] = []
-    with pytest.raises(CheckpointError, match="start the run anew in another folder"):
+    with pytest.raises(CheckpointError, match="start a new run in another folder"):
         load_checkpoint(tmp_path, said.append)
     assert len(said) == 2
     assert path.name in said[0]

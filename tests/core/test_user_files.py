@@ -80,7 +80,7 @@ def test_only_regular_files_are_read(tmp_path: Path, name: str, make: Callable[[
 def test_the_error_says_what_it_is_and_what_to_give(tmp_path: Path, make: Callable[[Path], None], kind: str) -> None:
     make(tmp_path / "odd")
     for read in (check_file, read_bytes):
-        with pytest.raises(FileError, match=f"cannot read {tmp_path}/odd: it is {kind}, and a regular file is needed"):
+        with pytest.raises(FileError, match=f"cannot read {tmp_path}/odd: it is {kind}, not a regular file"):
             read(tmp_path / "odd")
 
 

@@ -71,7 +71,7 @@ def test_a_probability_of_zero_has_a_finite_logarithm() -> None:
 
 
 def test_a_bank_that_heard_nobody_has_no_teacher() -> None:
-    with pytest.raises(ValueError, match="no client has been heard yet"):
+    with pytest.raises(ValueError, match="no client has reported yet"):
         Bank(ROWS, CLASSES, CPU).teacher()
 
 

@@ -135,7 +135,7 @@ def test_what_half_precision_cannot_hold_is_refused_and_the_former_word_stays() 
     [
         ({"bank_budget_mb": 0.0}, r"distiller.bank_budget_mb must be above 0, got 0.0"),
         ({"bank_memory": "disk"}, r"distiller.bank_memory must be 'device', 'cpu' or 'file', got 'disk'"),
-        ({"bank_dir": "/"}, r"distiller.bank_dir is the folder of distiller.bank_memory = 'file'"),
+        ({"bank_dir": "/"}, r"distiller.bank_dir is only used with distiller.bank_memory = 'file'"),
     ],
 )
 def test_bounds_that_cannot_be_are_refused(settings: dict[str, Any], message: str) -> None:
@@ -144,7 +144,7 @@ def test_bounds_that_cannot_be_are_refused(settings: dict[str, Any], message: st
 
 
 def test_a_budget_for_not_even_one_client_says_what_is_needed() -> None:
-    with pytest.raises(ValueError, match=r"bank_budget_mb = 0.0001 holds not one client: it must be at least 0.00018"):
+    with pytest.raises(ValueError, match=r"bank_budget_mb = 0.0001 is too small for one client: it must be at least 0.00018"):
         Bank(ROWS, CLASSES, CPU, keeping=Keeping(budget_mb=0.0001))
 
 

@@ -196,7 +196,7 @@ def test_a_teacher_that_is_the_student_leaves_the_soft_part_at_rest() -> None:
         ({"clip_norm": NAN}, r"clip_norm must be above 0 \(inf for none\), got nan"),
         ({"alpha_min": -0.1}, r"distiller.alpha_min must be between 0 and 1, got -0.1"),
         ({"alpha_max": 1.1}, r"distiller.alpha_max must be between 0 and 1, got 1.1"),
-        ({"alpha_min": 0.9}, r"need 0 <= alpha_min <= alpha_max <= 1, got 0.9 and 0.8"),
+        ({"alpha_min": 0.9}, r"must satisfy 0 <= alpha_min <= alpha_max <= 1, got 0.9 and 0.8"),
         ({"batch_norm": "off"}, r"batch_norm must be 'train' or 'frozen', got 'off'"),
         ({"moments": "kept"}, r"moments must be 'carried' or 'fresh', got 'kept'"),
     ],

@@ -180,7 +180,7 @@ def test_thousands_of_words_leave_the_priors_of_the_latest() -> None:
         ({"prior_correction": 1.5}, "distiller.prior_correction must be between 0 and 1, got 1.5"),
         ({"prior_correction": 1.0, "shared_prior": -0.1}, "distiller.shared_prior must be between 0 and 1, got -0.1"),
         ({"prior_floor": 0.0}, "distiller.prior_floor must be above 0 and at most 1, got 0.0"),
-        ({"shared_prior": 1.0}, "takes, which is 0: set both"),
+        ({"shared_prior": 1.0}, "distiller.prior_correction is 0: set both"),
     ],
 )
 def test_wrong_settings_are_named(wrong: dict[str, float], told: str) -> None:

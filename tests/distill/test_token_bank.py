@@ -221,7 +221,7 @@ def test_a_small_batch_is_inferred_in_small_chunks(task: MathInstructTask) -> No
 def test_what_is_not_finite_is_refused_and_the_former_word_stays() -> None:
     layer = head()
     bank = TokenBank(HiddenStates(layer, torch.float16), Positions(torch.tensor([6])), CPU)
-    with pytest.raises(ValueError, match="no client has been heard yet"):
+    with pytest.raises(ValueError, match="no client has reported yet"):
         bank.teacher()
     bank.put(0, bank.storage.entry(hidden(0), layer), 4)
     bank.put(0, bank.storage.entry(1e6 * hidden(1), layer), 5)

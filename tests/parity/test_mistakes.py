@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from fedecho.algorithms import CA2FL, FADAS, FedAsync, FedBuff
 from fedecho.algorithms.buffer import Buffer
-from fedecho.algorithms.ca2fl import Cache
-from fedecho.algorithms.fadas import Moments
-from fedecho.algorithms.fedasync import Mixture
+from fedecho.algorithms.ca2fl import CA2FLState
+from fedecho.algorithms.fadas import FADASState
+from fedecho.algorithms.fedasync import FedAsyncState
 from fedecho.core.layout import Layout, _parts
 from fedecho.core.types import Advance, Arrival, ClientUpdate, GlobalModel, Weights
 
@@ -57,24 +57,24 @@ def check_calibration(make: type[CA2FL]) -> None:
 
 
 class ForgetsWhoSpoke(CA2FL):
-    def receive(self, state: Cache, arrival: Arrival) -> Cache:
+    def receive(self, state: CA2FLState, arrival: Arrival) -> CA2FLState:
         return replace(state, buffer=state.buffer.add(arrival.update.delta, arrival.update.buffers))
 
 
 class NeverCalibrates(ForgetsWhoSpoke):
-    def advance(self, state: Cache, model: GlobalModel) -> Advance[Cache]:
+    def advance(self, state: CA2FLState, model: GlobalModel) -> Advance[CA2FLState]:
         return super().advance(replace(state, mean=torch.zeros_like(state.mean)), model)
 
 
 class RefreshesTheMeanFirst(CA2FL):
-    def advance(self, state: Cache, model: GlobalModel) -> Advance[Cache]:
+    def advance(self, state: CA2FLState, model: GlobalModel) -> Advance[CA2FLState]:
         early = state.mean + state.buffer.delta_sum / self.num_clients
         advance = super().advance(replace(state, mean=early.clone()), model)
         return replace(advance, state=replace(advance.state, mean=early))
 
 
 class RefreshesTheClientFirst(CA2FL):
-    def receive(self, state: Cache, arrival: Arrival) -> Cache:
+    def receive(self, state: CA2FLState, arrival: Arrival) -> CA2FLState:
         state.cached_delta[arrival.update.client] = arrival.update.delta
         return super().receive(state, arrival)
 
@@ -89,7 +89,7 @@ def check_running_maximum(make: type[FADAS]) -> None:
 
 
 class ForgetsTheMaximum(FADAS):
-    def advance(self, state: Moments, model: GlobalModel) -> Advance[Moments]:
+    def advance(self, state: FADASState, model: GlobalModel) -> Advance[FADASState]:
         return super().advance(replace(state, second_max=torch.zeros_like(state.second)), model)
 
 
@@ -120,7 +120,7 @@ def check_base(make: type[FedAsync]) -> None:
 
 
 class BuildsOnTheCurrent(FedAsync):
-    def receive(self, state: Mixture, arrival: Arrival) -> Mixture:
+    def receive(self, state: FedAsyncState, arrival: Arrival) -> FedAsyncState:
         return super().receive(state, replace(arrival, base=arrival.current))
 
 
@@ -131,7 +131,7 @@ def check_compounding(make: type[FedAsync]) -> None:
 
 
 class Compounds(FedAsync):
-    def receive(self, state: Mixture, arrival: Arrival) -> Mixture:
+    def receive(self, state: FedAsyncState, arrival: Arrival) -> FedAsyncState:
         fresh = super().receive(state, arrival)
         object.__setattr__(self, "mixing", fresh.mixing)
         return fresh
@@ -149,7 +149,7 @@ def check_hinge(make: type[FedAsync]) -> None:
 
 
 class HingeWithoutOne(FedAsync):
-    def receive(self, state: Mixture, arrival: Arrival) -> Mixture:
+    def receive(self, state: FedAsyncState, arrival: Arrival) -> FedAsyncState:
         late = arrival.staleness - self.grace
         return replace(super().receive(state, arrival), mixing=self.mixing * (1.0 if late <= 0 else 1 / (self.slope * late)))
 
@@ -165,7 +165,7 @@ class BuffersOneOverOnePlusRoot(FedBuff):
 
 
 class MixesOneOverOnePlusRoot(FedAsync):
-    def receive(self, state: Mixture, arrival: Arrival) -> Mixture:
+    def receive(self, state: FedAsyncState, arrival: Arrival) -> FedAsyncState:
         return replace(super().receive(state, arrival), mixing=self.mixing / (1 + sqrt(arrival.staleness)))
 
 

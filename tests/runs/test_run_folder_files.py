@@ -72,7 +72,7 @@ def test_a_lock_that_is_a_link_is_refused_and_what_it_leads_to_stays(tmp_path: P
     precious = link_in(tmp_path / "run", ".lock")
     said = CliRunner().invoke(app, ["run", "digits", "--out", str(tmp_path / "run")])
     assert said.exit_code == 2
-    told = f"{tmp_path / 'run' / '.lock'} is a link, and what it leads to is not written: remove the link"
+    told = f"{tmp_path / 'run' / '.lock'} is a symbolic link, and links are not followed when writing: remove it"
     assert said.stderr.splitlines() == [told]
     assert precious.read_text() == PRECIOUS
 
@@ -80,7 +80,7 @@ def test_a_lock_that_is_a_link_is_refused_and_what_it_leads_to_stays(tmp_path: P
 def test_a_record_that_has_become_a_link_is_not_written(tmp_path: Path) -> None:
     precious = link_in(tmp_path / "run", "run.jsonl")
     runtimes = tiny().runtimes.assign([1] * 20, 0)
-    with pytest.raises(ValueError, match=r"run\.jsonl is a link"):
+    with pytest.raises(ValueError, match=r"run\.jsonl is a symbolic link"):
         Record.continued(tmp_path / "run", runtimes, None)
     assert precious.read_text() == PRECIOUS
 

@@ -1,4 +1,4 @@
-"""One file per paper. ``ALGORITHMS`` is the one table from names to classes."""
+"""The algorithms, one file per paper. ``ALGORITHMS`` maps their names to classes."""
 
 from typing import Any
 

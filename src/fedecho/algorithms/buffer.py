@@ -1,4 +1,4 @@
-"""The buffer of every buffered method: staleness weights, the running sum of deltas, and robust step rules."""
+"""The buffer shared by the buffered methods: staleness weights, the running sum of deltas and robust step rules."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedecho.core.ranges import Factor, at_least
 from fedecho.core.types import GlobalModel, Weights
-from fedecho.distill.teachers import middle, trimmed_mean
+from fedecho.distill.teachers import median, trimmed_mean
 
 Staleness = Callable[[int], float]
 StalenessName = Literal["constant", "polynomial", "hinge"]
@@ -23,7 +23,7 @@ def constant(tau: int) -> float:
 
 
 def polynomial(power: float) -> Staleness:
-    """(1 + tau)^-p: for p = 1/2 that is 1 / sqrt(1 + tau).
+    """Return the weight (1 + tau)^-p: for p = 1/2, 1 / sqrt(1 + tau).
 
     >>> polynomial(0.5)(3)
     0.5
@@ -32,7 +32,7 @@ def polynomial(power: float) -> Staleness:
 
 
 def hinge(slope: float, grace: int) -> Staleness:
-    """1 up to ``grace`` versions, then 1 / (slope (tau - grace) + 1): without a jump at the hinge.
+    """Return the weight 1 up to ``grace`` versions, then 1 / (slope (tau - grace) + 1). It is continuous at the hinge.
 
     >>> hinge(10.0, 4)(4), hinge(10.0, 4)(5)
     (1.0, 0.09090909090909091)
@@ -53,42 +53,43 @@ def staleness_weight(name: StalenessName, power: float, slope: float = 10.0, gra
 
 StepRule = Literal["mean", "clipped", "median", "trimmed", "krum"]
 StatisticsRule = Literal["mean", "median"]
-"""For methods whose step has no rule but the mean."""
+"""How BatchNorm statistics are combined in methods that always average the deltas."""
 
 
 def check_rule(rule: StepRule, weighted: bool) -> None:
     if weighted and rule != "mean":
         raise ValueError(
-            f"weighted goes with combine = 'mean', got {rule!r}: a client that may claim any number of examples must not "
-            "outweigh a robust rule; set weighted = false"
+            f"weighted is only for combine = 'mean', got {rule!r}: a client that claims many examples could defeat a robust rule. "
+            "Set weighted = false"
         )
 
 
 def combined(deltas: Tensor, statistics: Tensor, rule: StepRule) -> tuple[Tensor, Tensor]:
-    """One delta and one set of statistics of [M, ...] each.
+    """Combine M deltas and M sets of statistics, [M, ...] each, into one of each.
 
-    ``clipped``: every delta is cut to the median norm of the buffer, then the mean. ``krum``: the update nearest to its
-    neighbours (Blanchard et al., 2017). Statistics have no norm to cut, so their median is taken.
+    ``clipped`` scales every delta down to the median norm of the buffer and averages them; the statistics, which cannot be
+    clipped, are combined by their median. ``krum`` selects the update nearest to its neighbours (Blanchard et al., 2017).
     """
     if rule == "krum":
         chosen = krum(deltas)
         return deltas[chosen], statistics[chosen]
     if rule == "clipped":
-        return clipped_mean(deltas), middle(statistics)
+        return clipped_mean(deltas), median(statistics)
     if rule == "median":
-        return middle(deltas), middle(statistics)
+        return median(deltas), median(statistics)
     return trimmed_mean(deltas, 0.2), trimmed_mean(statistics, 0.2)
 
 
 def clipped_mean(deltas: Tensor) -> Tensor:
+    """Return the mean of the deltas after scaling each down to their median norm."""
     norms = torch.linalg.vector_norm(deltas, dim=1)
-    bound = middle(norms)
+    bound = median(norms)
     factors: Tensor = bound / norms.clamp_min(bound).clamp_min(1e-30)
     return (deltas * factors[:, None]).mean(dim=0)
 
 
 def krum(deltas: Tensor) -> int:
-    """The index of the update whose M - f - 2 nearest others are nearest, with the most attackers f that M can bear."""
+    """Return the index of the update with the least distance to its M - f - 2 nearest others, f the most attackers M allows."""
     num = len(deltas)
     if num < 3:
         return 0
@@ -100,11 +101,10 @@ def krum(deltas: Tensor) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """S and the buffers' sum over the m updates so far. Owned: changed in place.
+    """S, the sum of the weighted deltas, and the sum of the statistics over the m updates so far. Owned: changed in place.
 
-    A rule other than the mean needs the updates themselves: then they are kept instead, in ``deltas`` and ``statistics``; or the
-    statistics alone, where only these have a rule.
-    ``examples`` is the sum of the n_i of updates that count by their examples, and 0 where all count alike.
+    Rules other than the mean need the updates themselves, so ``deltas`` and ``statistics`` keep those instead. A rule for the
+    statistics only uses ``statistics`` alone. ``examples`` is the sum of n_i for updates weighted by their examples, otherwise 0.
     """
 
     delta_sum: Tensor
@@ -126,17 +126,17 @@ class Buffer:
         examples: float = 0.0,
         statistics: StatisticsRule = "mean",
     ) -> "Buffer":
-        """S += w Delta, or w n Delta with the client's n ``examples``. Statistics count by n alone: they are averaged by value."""
+        """S += w Delta, or S += w n Delta with n = ``examples``. Statistics are averaged by value, so only n weights them."""
         count = examples or 1.0
         self.delta_sum.add_(delta, alpha=weight * count)
         self.buffers_sum.add_(buffers, alpha=count)
         if statistics == "median":
             self.statistics.append(buffers.clone())
-        # By hand: dataclasses.replace takes as long as both additions of a small model.
+        # Not dataclasses.replace, which takes as long as both additions of a small model.
         return Buffer(self.delta_sum, self.buffers_sum, self.size + 1, self.deltas, self.statistics, self.examples + examples)
 
     def keep(self, delta: Tensor, buffers: Tensor, weight: float, rule: StepRule, examples: float = 0.0) -> "Buffer":
-        """As ``add``, for the rule by which the buffer will become one update."""
+        """Add an update for ``combine`` with the same rule. For the mean this is ``add``."""
         if rule == "mean":
             return self.add(delta, buffers, weight, examples)
         self.deltas.append(delta * weight)
@@ -144,7 +144,7 @@ class Buffer:
         return replace(self, size=self.size + 1)
 
     def combine(self, rule: StepRule) -> "Buffer":
-        """What was kept as m times the one update it comes to, so that means over it are that update."""
+        """Return a buffer whose sums are m times the combined update, so that its mean is that update."""
         if rule == "mean":
             return self
         delta, statistics = combined(torch.stack(self.deltas), torch.stack(self.statistics), rule)
@@ -152,17 +152,17 @@ class Buffer:
 
     @property
     def total(self) -> float:
-        """What the sums are divided by: the sum of n_i, or M where all updates count alike."""
+        """The divisor of the sums: the sum of n_i, or M if all updates count equally."""
         return self.examples or self.size
 
     def mean_buffers(self) -> Tensor:
-        """The mean statistics, or their median where they were kept for it."""
+        """Return the mean of the statistics, or their median if the statistics themselves were kept."""
         if self.statistics:
-            return middle(torch.stack(self.statistics))
+            return median(torch.stack(self.statistics))
         return self.buffers_sum / self.total
 
     def mean_step(self, model: GlobalModel, server_lr: float) -> Weights:
-        """x + eta S / M (S / sum of n_i where updates count by their examples), and the mean statistics."""
+        """Return x + eta S / M (or eta S / sum of n_i if updates are weighted by examples) and the mean statistics."""
         return Weights(model.weights.params.add(self.delta_sum, alpha=server_lr / self.total), self.mean_buffers())
 
     def cleared(self) -> "Buffer":

@@ -13,8 +13,8 @@ from fedecho.storage.client_memory import ClientMemory, Place, check_place
 
 
 @dataclass(frozen=True, slots=True)
-class Cache:
-    """h_i of every client, their mean h over all N, and the accumulator D as a buffer. Owned."""
+class CA2FLState:
+    """h_i of every client, their mean h over all N clients, and the accumulator D as a buffer. Owned."""
 
     cached_delta: ClientMemory
     mean: Tensor
@@ -23,10 +23,10 @@ class Cache:
 
 @dataclass(frozen=True, kw_only=True)
 class CA2FL:
-    """v = h + D / M with D = sum of Delta_i - h_i, and h from before this buffer. Clients never heard count as 0.
+    """v = h + D / M with D = sum of (Delta_i - h_i) and h before this buffer. h_i is 0 until client i reports.
 
-    ``memory`` says where the N cached updates live: beside the model, in main memory or in a mapped file in ``memory_dir``.
-    ``statistics = "median"`` makes BatchNorm's statistics robust against a few bad clients.
+    ``memory`` says where the N cached updates are stored: on the model's device, in main memory or in a mapped file in
+    ``memory_dir``. ``statistics = "median"`` makes BatchNorm's statistics robust against a few malicious clients.
     """
 
     buffer_size: InFlight
@@ -40,12 +40,12 @@ class CA2FL:
         check_ranges(self)
         check_place(self.memory, self.memory_dir, "algorithm.memory", "algorithm.memory_dir")
 
-    def init(self, model: GlobalModel) -> Cache:
+    def init(self, model: GlobalModel) -> CA2FLState:
         params = model.weights.params
         cached = ClientMemory(self.num_clients, params, self.memory, self.memory_dir, setting="algorithm.memory_dir")
-        return Cache(cached, torch.zeros_like(params), Buffer.empty(model))
+        return CA2FLState(cached, torch.zeros_like(params), Buffer.empty(model))
 
-    def receive(self, state: Cache, arrival: Arrival) -> Cache:
+    def receive(self, state: CA2FLState, arrival: Arrival) -> CA2FLState:
         update = arrival.update
         buffer = state.buffer.add(update.delta, update.buffers, statistics=self.statistics)
         if update.client in state.cached_delta:
@@ -53,10 +53,10 @@ class CA2FL:
         state.cached_delta[update.client] = update.delta
         return replace(state, buffer=buffer)
 
-    def ready(self, state: Cache) -> bool:
+    def ready(self, state: CA2FLState) -> bool:
         return state.buffer.size >= self.buffer_size
 
-    def advance(self, state: Cache, model: GlobalModel) -> Advance[Cache]:
+    def advance(self, state: CA2FLState, model: GlobalModel) -> Advance[CA2FLState]:
         buffer = state.buffer
         direction = state.mean.add(buffer.delta_sum, alpha=1 / buffer.size)
         weights = Weights(model.weights.params.add(direction, alpha=self.server_lr), buffer.mean_buffers())

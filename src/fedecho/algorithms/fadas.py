@@ -12,8 +12,8 @@ from fedecho.core.types import Advance, Arrival, GlobalModel, Weights
 
 
 @dataclass(frozen=True, slots=True)
-class Moments:
-    """The buffer, m, v and its running maximum v_hat, the number of steps, and the buffer's largest staleness. Owned."""
+class FADASState:
+    """The buffer, m, v and its running maximum v_hat, the number of steps and the buffer's largest staleness. Owned."""
 
     buffer: Buffer
     first: Tensor
@@ -25,11 +25,11 @@ class Moments:
 
 @dataclass(frozen=True, kw_only=True)
 class FADAS:
-    """AMSGrad on the mean of M deltas. Plain by default, as in the paper's tables.
+    """AMSGrad on the mean of M deltas. The default is the variant in the paper's tables, without delay adaptation.
 
-    ``delay_adaptive``: eta / tau_max for a buffer whose largest staleness is above ``staleness_threshold`` (tau_c); the authors
-    use a server_lr of 1e-3 with it. ``bias_correction`` is the authors' code; the published formula has none.
-    ``weighted``: the mean by the clients' numbers of examples.
+    ``delay_adaptive`` uses eta / tau_max for a buffer whose largest staleness exceeds ``staleness_threshold`` (tau_c); the
+    authors combine it with a server_lr of 1e-3. ``bias_correction`` follows the authors' code; the published formula has none.
+    ``weighted`` weights the mean by the clients' numbers of examples.
     """
 
     buffer_size: InFlight
@@ -47,20 +47,20 @@ class FADAS:
         check_ranges(self)
         check_rule(self.combine, self.weighted)
 
-    def init(self, model: GlobalModel) -> Moments:
+    def init(self, model: GlobalModel) -> FADASState:
         zero = torch.zeros_like(model.weights.params)
-        return Moments(Buffer.empty(model), zero, zero.clone(), zero.clone())
+        return FADASState(Buffer.empty(model), zero, zero.clone(), zero.clone())
 
-    def receive(self, state: Moments, arrival: Arrival) -> Moments:
+    def receive(self, state: FADASState, arrival: Arrival) -> FADASState:
         update = arrival.update
         examples = update.num_examples if self.weighted else 0.0
         buffer = state.buffer.keep(update.delta, update.buffers, 1.0, self.combine, examples)
         return replace(state, buffer=buffer, max_staleness=max(state.max_staleness, arrival.staleness))
 
-    def ready(self, state: Moments) -> bool:
+    def ready(self, state: FADASState) -> bool:
         return state.buffer.size >= self.buffer_size
 
-    def advance(self, state: Moments, model: GlobalModel) -> Advance[Moments]:
+    def advance(self, state: FADASState, model: GlobalModel) -> Advance[FADASState]:
         step, full = state.num_steps + 1, state.buffer.combine(self.combine)
         mean = full.delta_sum / full.total
         first = state.first.mul_(self.beta1).add_(mean, alpha=1 - self.beta1)
@@ -71,8 +71,8 @@ class FADAS:
         server_lr = self._server_lr(state.max_staleness)
         params = model.weights.params.addcdiv(first, scale, value=server_lr / unbias1)
         weights = Weights(params, full.mean_buffers())
-        fresh = replace(state, buffer=full.cleared(), num_steps=step, max_staleness=0)
-        return Advance(fresh, weights, metrics={"server_lr": server_lr})
+        new_state = replace(state, buffer=full.cleared(), num_steps=step, max_staleness=0)
+        return Advance(new_state, weights, metrics={"server_lr": server_lr})
 
     def _unbias(self, step: int) -> tuple[float, float]:
         return (1 - self.beta1**step, 1 - self.beta2**step) if self.bias_correction else (1.0, 1.0)

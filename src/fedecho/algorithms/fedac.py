@@ -1,5 +1,5 @@
 """FedAC. Zang et al., Efficient Asynchronous Federated Learning with Prospective Momentum Aggregation and
-Fine-Grained Correction, AAAI 2024; after the public implementation, with three repairs named in docs/algorithms.md."""
+Fine-Grained Correction, AAAI 2024. Follows the public implementation with three fixes, listed in docs/algorithms.md."""
 
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
@@ -15,10 +15,10 @@ from fedecho.core.types import Advance, Arrival, GlobalModel, Weights
 
 
 @dataclass(frozen=True, slots=True)
-class Prospect:
-    """The buffer with deltas weighted by r_i, the sums of r_i and of what moves c, the two moments, and c. Owned.
+class FedACState:
+    """The buffer of deltas weighted by r_i, the sum of r_i, the sum of the changes to c, the two moments, and c. Owned.
 
-    Where they are clipped, what moves c is kept in ``corrections`` instead of its sum.
+    With clipping, ``corrections`` keeps the changes to c themselves instead of their sum.
     """
 
     buffer: Buffer
@@ -32,15 +32,16 @@ class Prospect:
 
 @dataclass(frozen=True, kw_only=True)
 class FedAC:
-    """Updates weighted by how well they agree with the way the model went, look-ahead momentum, control variates at the clients.
+    """Updates weighted by their agreement with the model's movement, look-ahead momentum and control variates at the clients.
 
-    r_i = max(cos(x_t - x_s, Delta_i), ``min_agreement``), 1 for a fresh update; D = sum r_i Delta_i / sum r.
-    Clients correct every ``step`` by c - c_i, or ``once`` where they ended up, as the newest public implementations do.
+    r_i = max(cos(x_t - x_s, Delta_i), ``min_agreement``), or 1 for an update with staleness 0; D = sum r_i Delta_i / sum r_i.
+
+    Clients correct every ``step`` by c - c_i, or their final parameters ``once``, as the newest public implementations do.
     ``control_variates = False`` leaves the clients' steps uncorrected (docs/algorithms.md says when that is better).
-    ``weighted_correction = False`` moves c by sum dc_i / N, so that it stays the mean of all c_i; weighted by r_i too, as in
-    the public implementation, it drifts away from that mean for good.
-    ``combine = "clipped"`` cuts each r_i Delta_i and each dc_i to the buffer's median norm and takes the median of the statistics:
-    a few bad clients cannot turn either.
+    ``weighted_correction = False`` moves c by sum dc_i / N, so that it stays the mean of all c_i. By default dc_i is weighted by
+    r_i too, as in the public implementation, and c drifts away from that mean permanently.
+    ``combine = "clipped"`` is robust against a few malicious clients: it scales each r_i Delta_i and each dc_i down to the
+    buffer's median norm and takes the median of the statistics.
     """
 
     buffer_size: InFlight
@@ -62,15 +63,15 @@ class FedAC:
     def demands(self) -> Demands:
         return Demands(control_variates=self.control_variates, correct_once=self.control_variates and self.correction == "once")
 
-    def init(self, model: GlobalModel) -> Prospect:
+    def init(self, model: GlobalModel) -> FedACState:
         zero = torch.zeros_like(model.weights.params)
-        return Prospect(Buffer.empty(model), 0.0, zero.clone(), zero.clone(), zero.clone(), zero)
+        return FedACState(Buffer.empty(model), 0.0, zero.clone(), zero.clone(), zero.clone(), zero)
 
-    def receive(self, state: Prospect, arrival: Arrival) -> Prospect:
+    def receive(self, state: FedACState, arrival: Arrival) -> FedACState:
         update, weight = arrival.update, self._agreement(arrival)
         if self.control_variates:
             if update.correction is None:
-                raise ValueError(f"client {update.client} sent no correction; FedAC's clients must train with control variates")
+                raise ValueError(f"client {update.client} sent no correction: FedAC's clients must train with control variates")
             share = weight if self.weighted_correction else 1.0
             if self.combine == "mean":
                 state.correction_sum.add_(update.correction, alpha=share)
@@ -79,10 +80,10 @@ class FedAC:
         buffer = state.buffer.keep(update.delta, update.buffers, weight, self.combine)
         return replace(state, buffer=buffer, weight_sum=state.weight_sum + weight)
 
-    def ready(self, state: Prospect) -> bool:
+    def ready(self, state: FedACState) -> bool:
         return state.buffer.size >= self.buffer_size
 
-    def advance(self, state: Prospect, model: GlobalModel) -> Advance[Prospect]:
+    def advance(self, state: FedACState, model: GlobalModel) -> Advance[FedACState]:
         full = state.buffer.combine(self.combine)
         mean = full.delta_sum / state.weight_sum
         first = state.first.mul_(self.beta1).add_(mean, alpha=1 - self.beta1)
@@ -94,7 +95,7 @@ class FedAC:
         share, weight_sum = (state.buffer.size, state.weight_sum) if self.weighted_correction else (1, 1.0)
         correction = state.correction.add(state.correction_sum, alpha=share / self.num_clients / weight_sum)
         weights = Weights(params, full.mean_buffers())
-        fresh = replace(
+        new_state = replace(
             state,
             buffer=full.cleared(),
             weight_sum=0.0,
@@ -102,10 +103,10 @@ class FedAC:
             correction=correction,
             corrections=[],
         )
-        return Advance(fresh, weights, correction.clone() if self.control_variates else None)
+        return Advance(new_state, weights, correction.clone() if self.control_variates else None)
 
-    def without_corrections(self, state: Prospect) -> Prospect:
-        """c = 0 and nothing on its way into c: the state for clients that have lost their c_i."""
+    def without_corrections(self, state: FedACState) -> FedACState:
+        """Return the state with c = 0 and no pending changes to c, for clients that have lost their c_i."""
         zeros = torch.zeros_like(state.correction)
         return replace(state, correction_sum=state.correction_sum.zero_(), correction=zeros, corrections=[])
 

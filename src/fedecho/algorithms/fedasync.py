@@ -10,15 +10,15 @@ from fedecho.algorithms.buffer import Grace, Power, Slope, StalenessName, stalen
 from fedecho.core.algorithm import Demands
 from fedecho.core.ranges import Factor, check_ranges, share
 from fedecho.core.types import Advance, Arrival, GlobalModel, Weights
-from fedecho.distill.teachers import middle
+from fedecho.distill.teachers import median
 
 RECENT = 5
-"""The median of statistics is that of so many arrivals."""
+"""How many arrivals the median of the statistics covers."""
 
 
 @dataclass(frozen=True, slots=True)
-class Mixture:
-    """The client's model y and the a_t it is mixed with; the last statistics, where their median is wanted. Owned."""
+class FedAsyncState:
+    """The client's model y, its mixing weight a_t and, for their median, the recent statistics. Owned."""
 
     mixing: float = 0.0
     client_params: Tensor | None = None
@@ -30,8 +30,8 @@ class Mixture:
 class FedAsync:
     """Every arrival is a step: x <- (1 - a_t) x + a_t y with a_t = a s(tau). Clients add a proximal term.
 
-    BatchNorm's statistics are those of the ``latest`` client, or the ``median`` of the last five arrivals, which a few bad clients
-    cannot turn.
+    BatchNorm's statistics are those of the ``latest`` client or the ``median`` of the last five arrivals, which is robust against
+    a few malicious clients.
     """
 
     mixing: Annotated[float, share(above=True)] = 0.6
@@ -53,24 +53,24 @@ class FedAsync:
     def demands(self) -> Demands:
         return Demands(proximal=self.proximal)
 
-    def init(self, model: GlobalModel) -> Mixture:
-        return Mixture()
+    def init(self, model: GlobalModel) -> FedAsyncState:
+        return FedAsyncState()
 
-    def receive(self, state: Mixture, arrival: Arrival) -> Mixture:
+    def receive(self, state: FedAsyncState, arrival: Arrival) -> FedAsyncState:
         weight = staleness_weight(self.staleness, self.power, self.slope, self.grace)(arrival.staleness)
         params = arrival.base.weights.params + arrival.update.delta
         buffers = arrival.update.buffers.clone()
         if self.statistics == "latest":
-            return Mixture(self.mixing * weight, params, buffers)
+            return FedAsyncState(self.mixing * weight, params, buffers)
         recent = [*state.recent, buffers][-RECENT:]
-        return Mixture(self.mixing * weight, params, middle(torch.stack(recent)), recent)
+        return FedAsyncState(self.mixing * weight, params, median(torch.stack(recent)), recent)
 
-    def ready(self, state: Mixture) -> bool:
+    def ready(self, state: FedAsyncState) -> bool:
         return state.client_params is not None
 
-    def advance(self, state: Mixture, model: GlobalModel) -> Advance[Mixture]:
+    def advance(self, state: FedAsyncState, model: GlobalModel) -> Advance[FedAsyncState]:
         if state.client_params is None or state.client_buffers is None:
-            raise RuntimeError("advance before an arrival")
+            raise RuntimeError("FedAsync has no update to apply: call receive before advance")
         params = model.weights.params.lerp(state.client_params, state.mixing)
         weights = Weights(params, state.client_buffers)
         metrics = {"mixing": state.mixing}

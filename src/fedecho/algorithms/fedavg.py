@@ -10,9 +10,10 @@ from fedecho.core.types import Advance, Arrival, GlobalModel
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvg:
-    """M clients from x_t, all awaited; x += eta mean(Delta). ``weighted``: the mean by the clients' numbers of examples.
+    """Synchronous rounds: wait for M clients that all start from x_t, then x += eta mean(Delta).
 
-    ``combine`` other than the mean is robust against a few bad clients (algorithms/buffer.py).
+    ``weighted`` weights the mean by the clients' numbers of examples. A ``combine`` other than the mean is robust against a few
+    malicious clients (algorithms/buffer.py).
     """
 
     buffer_size: InFlight

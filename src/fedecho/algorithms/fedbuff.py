@@ -9,11 +9,11 @@ from fedecho.core.types import Advance, Arrival, GlobalModel
 
 @dataclass(frozen=True, kw_only=True)
 class FedBuff:
-    """x += eta S / M over a buffer of M updates, S = sum of w(tau) Delta_i.
+    """x += eta S / M over a buffer of M updates, with S = sum of w(tau) Delta_i.
 
-    ``staleness="constant"`` is what the FedEcho paper compares with; ``"polynomial"`` with power 1/2 is the original's weight.
-    ``combine`` other than the mean is robust against a few bad clients (algorithms/buffer.py).
-    ``weighted``: Delta_i counts n_i / mean(n) times, n_i its client's number of examples, on top of w(tau).
+    ``staleness="constant"`` is the baseline of the FedEcho paper; ``"polynomial"`` with power 1/2 is the original paper's weight.
+    A ``combine`` other than the mean is robust against a few malicious clients (algorithms/buffer.py).
+    ``weighted`` multiplies w(tau) by n_i / mean(n), where n_i is the client's number of examples.
     """
 
     buffer_size: InFlight

@@ -2,16 +2,18 @@
 Federated Learning, 2025."""
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from fedecho.core.algorithm import (
     Algorithm,
     Demands,
+    buffer_size_of,
     call_advance,
     call_init,
     call_ready,
     call_receive,
     check_algorithm,
+    corrects,
     demands,
 )
 from fedecho.core.randomness import derive
@@ -27,7 +29,7 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, slots=True)
 class Echo(Generic[S]):
-    """The inner method's state, the bank of latest logits and the distillation's Adam."""
+    """The inner method's state, the bank of latest logits and the state of the distillation's Adam."""
 
     inner: S
     bank: Bank | TokenBank
@@ -38,7 +40,7 @@ class Echo(Generic[S]):
 class FedEcho(Generic[S]):
     """Any inner method, followed at each version by distillation from the mean of all clients' latest logits on U.
 
-    ``seed`` is the experiment's unless it is given. ``student`` is the server's network and U; an experiment attaches it.
+    ``seed`` defaults to the experiment's. ``student`` is the server's network with U; an experiment attaches it.
     """
 
     inner: Algorithm[S]
@@ -56,11 +58,11 @@ class FedEcho(Generic[S]):
 
     @property
     def buffer_size(self) -> int | None:
-        """The inner method's, or None if it does not say."""
-        told = getattr(self.inner, "buffer_size", None)
-        return None if told is None else int(told)
+        """The inner method's buffer size, or None if it declares none."""
+        return buffer_size_of(self.inner)
 
     def attached(self, student: Student) -> "FedEcho[S]":
+        """Return this method with the student it distils into."""
         return replace(self, student=student)
 
     def init(self, model: GlobalModel) -> Echo[S]:
@@ -68,7 +70,7 @@ class FedEcho(Generic[S]):
         return Echo(call_init(self.inner, model), student.bank(self.distiller), Adam.fresh(model.weights.params))
 
     def receive(self, state: Echo[S], arrival: Arrival) -> Echo[S]:
-        """Lines 4 and 5: the client's own model, x_s + Delta with its own statistics, speaks on U once and is dropped."""
+        """Lines 4 and 5: run the client's own model, x_s + Delta with its statistics, on U and store its logits."""
         update = arrival.update
         client_model = Weights(arrival.base.weights.params + update.delta, update.buffers)
         state.bank.put(update.client, self._student.infer(client_model), arrival.current.version)
@@ -78,38 +80,39 @@ class FedEcho(Generic[S]):
         return call_ready(self.inner, state.inner)
 
     def advance(self, state: Echo[S], model: GlobalModel) -> Advance[Echo[S]]:
-        """Lines 10 to 17: the inner step makes x_hat, distillation makes x_{t+1} of it."""
+        """Lines 10 to 17: compute x_hat by the inner step and distil it into x_{t+1}."""
         inner = call_advance(self.inner, state.inner, model)
         bank = state.bank
         if self.distiller.max_teacher_age is not None:
             bank.forget_before(model.version - self.distiller.max_teacher_age)
-        teachers: dict[str, Any] = {"num_teachers": len(bank), "teacher_age": bank.mean_age(model.version)}
+        teachers: dict[str, float] = {"num_teachers": len(bank), "teacher_age": bank.mean_age(model.version)}
         if bank.num_refused:
             teachers["refused_logits"] = bank.num_refused
         if isinstance(bank, Bank) and bank.num_dropped:
             teachers["dropped_teachers"] = bank.num_dropped
         if self.distiller.num_steps(self._student.num_unlabeled) == 0 or not len(bank):
-            fresh = replace(state, inner=inner.state)
-            return Advance(fresh, inner.weights, inner.correction, {**inner.metrics, **teachers})
+            return Advance(replace(state, inner=inner.state), inner.weights, inner.correction, {**inner.metrics, **teachers})
         seed = derive(self.seed or 0, "distillation", model.version)
         adam, weights, metrics = self.distiller.distill(self._student, state.adam, inner.weights, state.bank.teacher(), seed)
-        fresh = replace(state, inner=inner.state, adam=adam)
-        return Advance(fresh, weights, inner.correction, {**inner.metrics, **teachers, **metrics})
+        new_state = replace(state, inner=inner.state, adam=adam)
+        return Advance(new_state, weights, inner.correction, {**inner.metrics, **teachers, **metrics})
 
     def without_corrections(self, state: Echo[S]) -> Echo[S]:
-        inner: Any = self.inner
-        return replace(state, inner=inner.without_corrections(state.inner))
+        """Return the state with c = 0, for clients that have lost their c_i."""
+        if not corrects(self.inner):
+            raise ValueError(f"{type(self.inner).__name__} has no method without_corrections(state)")
+        return replace(state, inner=self.inner.without_corrections(state.inner))
 
     @property
     def _student(self) -> Student:
         if self.student is None:
-            raise ValueError("FedEcho has no student yet: attach one, or run it through an experiment")
+            raise ValueError("FedEcho has no student: call attached(student), or run it in an experiment")
         return self.student
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedEchoPlus(FedEcho[S]):
-    """FedEcho with corrected teachers: each client's own label prior is divided out of its logits (``prior_correction``)."""
+    """FedEcho with corrected teachers: each client's label prior is divided out of its logits (``prior_correction``)."""
 
     distiller: Distiller = field(default_factory=lambda: Distiller(prior_correction=1.0))
 
@@ -117,5 +120,5 @@ class FedEchoPlus(FedEcho[S]):
         super().__post_init__()
         if not self.distiller.prior_correction:
             raise ValueError(
-                "fedecho+ is fedecho with distiller.prior_correction above 0 (1 is the full one): set it, or use fedecho"
+                "fedecho+ is fedecho with distiller.prior_correction above 0 (1 is the full correction): set it, or use fedecho"
             )

@@ -1,4 +1,4 @@
-"""Noise in the server's buffer: any buffered method under differential privacy against all but the server."""
+"""Server-side differential privacy: noise in the buffer of any buffered method."""
 
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
@@ -15,7 +15,7 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, slots=True)
 class NoisedBuffer(Generic[S]):
-    """The inner method's state, and how many updates are in its buffer."""
+    """The inner method's state and the number of updates in its buffer."""
 
     inner: S
     size: int = 0
@@ -23,7 +23,7 @@ class NoisedBuffer(Generic[S]):
 
 @dataclass(frozen=True, kw_only=True)
 class Noised(Generic[S]):
-    """Every update is clipped, and the first of each buffer carries the noise: the buffer's sum then has it exactly once."""
+    """Clips every update and adds noise to the first one of each buffer, so that the buffer's sum contains it exactly once."""
 
     inner: Algorithm[S]
     privacy: Privacy

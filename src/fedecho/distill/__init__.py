@@ -1,4 +1,4 @@
-"""Uncertainty-aware distillation: the loss, the bank of latest logits, the student and the distiller."""
+"""Uncertainty-aware distillation: the loss, the banks of latest logits, the student and the distiller."""
 
 from fedecho.distill.bank import Bank
 from fedecho.distill.distiller import Distiller

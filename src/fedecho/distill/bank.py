@@ -1,4 +1,4 @@
-"""The bank: the latest logits of every client on U, with a running mean whose cost does not grow with N."""
+"""The bank of every client's latest logits on U, with a running mean at a cost independent of N."""
 
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -14,15 +14,16 @@ from fedecho.distill.teachers import PriorCorrection, Priors, TeacherRule, robus
 from fedecho.storage.client_memory import ClientMemory, Place, check_place
 
 LARGEST_HALF = 65504.0
+"""The largest float16."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Keeping:
-    """How a bank keeps its entries; without a word, all of them in float32 beside the model.
+    """How a bank stores its entries. Default: all of them in float32 on the model's device.
 
-    ``half``: float16, half the bytes; logits above 65,504 are refused. ``place``: beside the model, in main memory, or in a mapped
-    temporary file in ``folder``, which is exact and as large as the disk. ``budget_mb``: the most that sum and entries together may
-    take, wherever they lie; of clients that do not fit, those least recently heard are given up and no longer count in the mean.
+    ``half`` stores float16 at half the size; logits above 65,504 are rejected. ``place`` is the model's device, main memory or a
+    memory-mapped temporary file in ``folder``, which is exact and only limited by the disk. ``budget_mb`` limits the size of the
+    sum and the entries together; the least recently updated clients that do not fit are dropped from the bank and the mean.
     """
 
     half: bool = False
@@ -37,28 +38,28 @@ class Keeping:
     def dtype(self) -> torch.dtype:
         return torch.float16 if self.half else torch.float32
 
-    def most_entries(self, total: Tensor, bytes_beside: int = 0) -> int | None:
-        """How many clients the budget holds, each with so many bytes beside its entry; None is any number."""
+    def most_entries(self, total: Tensor, prior_bytes: int = 0) -> int | None:
+        """Return how many clients fit into the budget, each with ``prior_bytes`` in addition to its entry. None is no limit."""
         if self.budget_mb is None:
             return None
-        entry_bytes = total.numel() * self.dtype.itemsize + bytes_beside
+        entry_bytes = total.numel() * self.dtype.itemsize + prior_bytes
         most = int((self.budget_mb * 1e6 - total.nbytes) // entry_bytes)
         if most < 1:
             least = (total.nbytes + entry_bytes) / 1e6
             raise ValueError(
-                f"distiller.bank_budget_mb = {self.budget_mb:g} holds not one client: it must be at least {least:.3g}"
+                f"distiller.bank_budget_mb = {self.budget_mb:g} is too small for one client: it must be at least {least:.3g}"
             )
         return most
 
     def entries(self, total: Tensor) -> "dict[int, Tensor] | Entries":
-        """A plain dict where nothing was asked for: then the tensors that come in are the entries, without a copy."""
+        """Return an empty container: by default a dict, which stores the tensors themselves without a copy."""
         if not self.half and self.place in (None, "device"):
             return {}
         return Entries(tuple(total.shape), total.device, self)
 
 
 class Entries:
-    """As much of a dict as a bank needs, over rows of a ``ClientMemory``."""
+    """The part of dict's interface that a bank needs, on top of a ``ClientMemory``."""
 
     def __init__(self, shape: tuple[int, ...], device: torch.device, keeping: Keeping) -> None:
         self._shape = shape
@@ -102,17 +103,19 @@ Average = Literal["logits", "probabilities"]
 
 
 class Bank:
-    """y^i of every client heard so far, and their sum.
+    """y^i of every client that has reported, and their sum.
 
-    The sum is kept in float64: adding the new logits and subtracting the old ones then drifts by some 1e-16 a time, far below what
-    float32 shows. Entries so large that taking them out again would leave nothing of the others are summed anew instead, and logits
-    that are not finite are refused. Clients never heard are left out of the mean, not counted as zeros. A ``rule`` other than the
-    mean looks at all entries at each version (distill/teachers.py). ``keeping`` bounds what the entries take: the sum is over what
-    is kept, as it is kept, so that taking an entry out leaves nothing of it behind. With a ``correction`` what is kept are logits
-    without the client's own prior (distill/teachers.py).
+    The sum is in float64: adding new logits and subtracting old ones drifts by about 1e-16 each time, far below float32's
+    precision. After a very large entry leaves, the sum is computed afresh, as subtraction would cancel the other entries. Logits
+    that are not finite are rejected. Clients that have not reported are left out of the mean, not counted as zeros.
+
+    A ``rule`` other than the mean combines all entries at each version (distill/teachers.py). ``keeping`` says how entries are
+    stored. The sum is over the entries as stored (rounded to float16 if ``half``), so that removing one leaves no residue. With a
+    ``correction``, each client's own prior is removed from its logits before they are stored.
     """
 
     LARGE = 1e6
+    """An entry above this is not subtracted from the sum; the sum is computed afresh."""
 
     def __init__(
         self,
@@ -134,35 +137,35 @@ class Bank:
         self.keeping = keeping or Keeping()
         self.entries = self.keeping.entries(self.total)
         self.heard_at: OrderedDict[int, int] = OrderedDict()
-        """The version at which each was last heard; who has been silent longest comes first."""
+        """The version of each client's last report, the oldest first."""
         self.num_refused = self.num_dropped = 0
         corrects = correction is not None and correction.strength > 0
         self.priors = Priors(correction, num_classes, device) if correction is not None and corrects else None
-        """None where logits are kept as they come."""
+        """None without a correction."""
         self._most_entries = self.keeping.most_entries(self.total, self._prior_bytes)
         self._large: set[int] = set()
         self._heard_sum = 0
 
     def put(self, client: int, logits: Float[Tensor, "unlabeled classes"], version: int) -> None:
-        """Line 5 of Algorithm 1: the client's newest predictions take the place of its older ones."""
+        """Line 5 of Algorithm 1: replace the client's previous logits by its new ones."""
         prior = None if self.priors is None else self.priors.correction.prior_of(logits)
         if self.priors is not None and prior is not None:
             logits = logits - self.priors.correction.evidence(prior)
         largest = float(logits.abs().max())
         too_large = self.keeping.half and self.average == "logits" and largest > LARGEST_HALF
         if too_large or not isfinite(largest):
-            self.num_refused += 1  # the client's former logits stay
+            self.num_refused += 1  # the client's previous logits stay
             return
-        self._drop_for(client)
+        self._make_room_for(client)
         entry = (logits.softmax(dim=-1) if self.average == "probabilities" else logits).to(self.keeping.dtype)
         old = self.entries.get(client)
         if client in self._large:
             self.entries[client] = entry
             self._large.discard(client)
-            self._sum_anew()
+            self._recompute_sum()
         else:
             if old is not None:
-                self.total.sub_(old)  # before it is overwritten: it may be a view
+                self.total.sub_(old)  # before it is overwritten, as it may be a view
             self.entries[client] = entry
             self.total.add_(entry)
         if self.average == "logits" and largest > self.LARGE:
@@ -173,49 +176,49 @@ class Bank:
         self.heard_at[client] = version
         self.heard_at.move_to_end(client)
 
-    def _drop_for(self, client: int) -> None:
-        """Where the budget is used up, who was heard least recently makes room for a client that is new."""
+    def _make_room_for(self, client: int) -> None:
+        """Drop the least recently updated client if a new one exceeds the budget."""
         if self._most_entries is None or client in self.heard_at or len(self.entries) < self._most_entries:
             return
         self._drop_oldest()
         self.num_dropped += 1
 
     def forget_before(self, version: int) -> None:
-        """Clients last heard before that version are teachers no more, until they are heard again."""
+        """Drop the clients whose last report is from before ``version``."""
         while self.heard_at and next(iter(self.heard_at.values())) < version:
             self._drop_oldest()
 
     def _drop_oldest(self) -> None:
-        dropped, heard = self.heard_at.popitem(last=False)
-        self._heard_sum -= heard
+        dropped, version = self.heard_at.popitem(last=False)
+        self._heard_sum -= version
         if self.priors is not None:
             self.priors.drop(dropped)
         if dropped in self._large:
             del self.entries[dropped]
             self._large.discard(dropped)
-            self._sum_anew()
+            self._recompute_sum()
         else:
             self.total.sub_(self.entries[dropped])
             del self.entries[dropped]
 
-    def _sum_anew(self) -> None:
+    def _recompute_sum(self) -> None:
         self.total.zero_()
         for entry in self.entries.values():
             self.total.add_(entry)
 
     def teacher(self) -> Float[Tensor, "unlabeled classes"]:
-        """Line 14: the mean over the clients that have logits. A mean of probabilities comes back as its logarithm."""
+        """Line 14: return the mean over the clients in the bank. A mean of probabilities is returned as its logarithm."""
         if not len(self.entries):
-            raise ValueError("no client has been heard yet, so there is no teacher")
+            raise ValueError("there is no teacher: no client has reported yet")
         mean = (self.total / len(self.entries)).float() if self.rule == "mean" else self._robust()
         if self.average == "probabilities":
             mean = mean.clamp_min(torch.finfo(mean.dtype).tiny).log()
         if self.priors is not None and self.priors.correction.shared:
-            mean = mean + self.priors.given_back()
+            mean = mean + self.priors.shared_evidence()
         return mean
 
     def _robust(self) -> Tensor:
-        """In the order of the clients, so that sums round the same after a resume."""
+        """Combine the entries in the order of the clients, so that sums round the same after a resume."""
         entries = (self.entries[client] for client in sorted(self.entries))
         return robust_teacher(entries, self.rule, self.trim, probabilities=self.average == "probabilities").float()
 
@@ -227,17 +230,17 @@ class Bank:
         return self.bytes_with(len(self.entries))
 
     def bytes_with(self, num_clients: int) -> int:
-        """Once so many clients have been heard."""
+        """Return the size of the bank with this many clients."""
         most = num_clients if self._most_entries is None else min(num_clients, self._most_entries)
         return self.total.nbytes + most * (self.total.numel() * self.keeping.dtype.itemsize + self._prior_bytes)
 
     @property
     def _prior_bytes(self) -> int:
-        """Of each client."""
+        """The size of a client's prior, or 0 without a correction."""
         return 0 if self.priors is None else self.priors.entry_bytes
 
     def mean_age(self, version: int) -> float:
-        """How old the teachers are on average, in versions."""
+        """Return the mean age of the entries, in versions."""
         return version - self._heard_sum / len(self.heard_at) if self.heard_at else 0.0
 
     def to_tree(self) -> dict[str, Any]:
@@ -261,7 +264,7 @@ class Bank:
         self.heard_at = OrderedDict(tree["heard_at"])
         self._heard_sum = sum(self.heard_at.values())
         self._large = set(tree["large"])
-        self.num_refused, self.num_dropped = tree["num_refused"], tree.get("num_dropped", 0)
+        self.num_refused, self.num_dropped = tree["num_refused"], tree["num_dropped"]
         if self.priors is not None:
             self.priors.from_tree(tree["priors"])
         return self

@@ -1,4 +1,4 @@
-"""Lines 12 to 16 of Algorithm 1: Q clipped steps that teach the student what the mean teacher predicts on U."""
+"""Lines 12 to 16 of Algorithm 1: Q clipped steps that train the student to match the mean teacher on U."""
 
 from dataclasses import dataclass, replace
 from math import inf
@@ -20,7 +20,7 @@ from fedecho.storage.client_memory import Place
 
 @dataclass(frozen=True, slots=True)
 class Adam:
-    """The two moments and the number of steps they have seen. Owned."""
+    """Adam's two moments and its number of steps. Owned."""
 
     first: Tensor
     second: Tensor
@@ -33,25 +33,28 @@ class Adam:
 
 @dataclass(frozen=True, kw_only=True)
 class Distiller:
-    """The settings of server-side distillation; every ablation of the paper is a field.
+    """The settings of server-side distillation. Every ablation of the paper is a field.
 
-    ``alpha_min == alpha_max`` fixes alpha; ``clip_norm = inf`` does not clip; ``average`` is over logits (the paper) or
-    probabilities (its appendix); ``batch_norm = "frozen"`` keeps the student's statistics; ``moments = "fresh"`` restarts Adam
-    at each version; ``num_distill_steps = None`` is one shuffled pass over U, 0 is no distillation. ``teacher`` is how all clients'
-    logits become one: the paper's mean, a median, a mean without the outer ``trim`` on each side, or one weighted by certainty.
-    Of clients last heard more than ``max_teacher_age`` versions ago none is a teacher: 0 leaves those of the current buffer.
-    ``optimizer = "sgd"`` is line 15 as Algorithm 1 prints it, params - distill_lr * clipped gradient; the paper's runs use Adam.
+    * ``alpha_min == alpha_max`` fixes alpha, and ``clip_norm = inf`` disables clipping.
+    * ``optimizer = "sgd"`` is line 15 as printed in Algorithm 1: params - distill_lr * clipped gradient. The paper's runs use Adam.
+      ``moments = "fresh"`` restarts Adam at each version.
+    * ``num_distill_steps = None`` is one shuffled pass over U; 0 disables distillation.
+    * ``average`` is over logits (the paper) or probabilities (its appendix).
+    * ``batch_norm = "frozen"`` keeps the student's statistics.
+    * ``teacher`` combines all clients' logits: the paper's mean, a median, a mean without the outer share ``trim`` on each side
+      ("trimmed"), or a mean weighted by certainty ("entropy").
+    * ``max_teacher_age`` excludes clients whose last report is older, in versions. 0 leaves those of the current buffer.
 
-    ``prior_correction`` divides each client's own label distribution, as its predictions on U show it, out of its logits
-    (distill/teachers.py): 0 is the paper, 1 the full correction. ``prior_floor`` / C is the least share a class is taken to have.
-    ``shared_prior`` is how much of the mean of all clients' priors the teacher is given back, for a U with skewed labels.
+    ``prior_correction`` divides each client's label distribution, estimated from its predictions on U, out of its logits
+    (distill/teachers.py): 0 is the paper, 1 the full correction. ``prior_floor`` / C is the smallest share assumed for a class.
+    ``shared_prior`` is the share of the clients' mean prior that is added back to the teacher, for a U with skewed labels.
 
-    What the bank of a language model keeps of each token: ``token_bank`` is "exact" (hidden states), "topk" (the ``top_k`` largest
-    logits, 64 by default) or "full"; None is exact where the head is frozen and bias-free, else topk.
+    ``token_bank`` is what a language model's bank stores for each token: "exact" (hidden states), "topk" (the ``top_k`` largest
+    logits, 64 by default) or "full". None means exact if the head is frozen and has no bias, otherwise topk.
 
-    ``half_bank`` keeps what either bank holds in float16. What else bounds the bank of a classifier (distill/bank.py): where its
-    entries lie, ``bank_memory``, of which "file" is a mapped one in ``bank_dir``; and ``bank_budget_mb``, beyond which the clients
-    least recently heard are given up.
+    ``half_bank`` stores either bank in float16. The bank of a classifier (distill/bank.py) has two more settings: ``bank_memory``
+    says where it is stored ("file" is a memory-mapped file in ``bank_dir``), and ``bank_budget_mb`` limits its size by dropping the
+    least recently updated clients.
     """
 
     distill_lr: Factor = 3e-6
@@ -83,8 +86,10 @@ class Distiller:
     def __post_init__(self) -> None:
         check_ranges(self, "distiller.")
         if not 0 <= self.alpha_min <= self.alpha_max <= 1:
-            raise ValueError(f"need 0 <= alpha_min <= alpha_max <= 1, got {self.alpha_min} and {self.alpha_max}")
-        _ = self.keeping, self.correction  # say what is wrong with them
+            raise ValueError(
+                f"alpha_min and alpha_max must satisfy 0 <= alpha_min <= alpha_max <= 1, got {self.alpha_min} and {self.alpha_max}"
+            )
+        _ = self.keeping, self.correction  # their constructors validate them
 
     @property
     def keeping(self) -> Keeping:
@@ -95,21 +100,21 @@ class Distiller:
         return PriorCorrection(strength=self.prior_correction, floor=self.prior_floor, shared=self.shared_prior)
 
     def num_steps(self, num_unlabeled: int) -> int:
-        """Q."""
+        """Return Q for an unlabeled set of this size."""
         return -(-num_unlabeled // self.batch_size) if self.num_distill_steps is None else self.num_distill_steps
 
     def distill(
         self, student: Student, adam: Adam, weights: Weights, teacher: Teacher, seed: int
     ) -> tuple[Adam, Weights, dict[str, float]]:
-        """Teach ``weights`` and give back new ones. Nothing is read off the device before the last step is under way."""
+        """Distil into a copy of ``weights`` and return it. Nothing is read from the device before the last step is launched."""
         if self.moments == "fresh":
             adam = Adam.fresh(weights.params)
         with global_rng(student.device, seed, "module"):
-            adam, taught, seen = student.teach(self, adam, weights, teacher, self._batches(student, seed))
-        return adam, taught, _metrics(seen)
+            adam, distilled, steps = student.teach(self, adam, weights, teacher, self._batches(student, seed))
+        return adam, distilled, _metrics(steps)
 
     def gradient_of(self, network: BoundNetwork, logits: Tensor, teacher: Tensor) -> Tensor:
-        """One batch's clipped gradient into ``network.grads``; what is worth recording comes back, still on the device."""
+        """Compute a batch's clipped gradient into ``network.grads``. Return the step's metrics, still on the device."""
         parts = distillation_loss(logits, teacher, self.alpha_min, self.alpha_max)
         parts.loss.backward()
         norm = torch.linalg.vector_norm(network.grads)
@@ -118,7 +123,7 @@ class Distiller:
         return torch.stack([parts.loss.detach(), parts.entropy, parts.soft_weight, norm, clipped])
 
     def step(self, adam: Adam, params: Tensor, grad: Tensor) -> Adam:
-        """One step of the optimizer in place; plain SGD has no use for the moments."""
+        """Take one optimizer step in place. SGD ignores the moments."""
         count = adam.num_steps + 1
         if self.optimizer == "sgd":
             params.sub_(grad, alpha=self.distill_lr)
@@ -130,19 +135,20 @@ class Distiller:
         return replace(adam, num_steps=count)
 
     def _batches(self, student: Student, seed: int) -> list[Tensor]:
-        """Q mini-batches of U: shuffled passes, each row once a pass."""
-        wanted, generator = self.num_steps(student.num_unlabeled), torch_rng(seed, "distill")
+        """Return Q mini-batches from shuffled passes over U."""
+        num_steps, generator = self.num_steps(student.num_unlabeled), torch_rng(seed, "distill")
         batches: list[Tensor] = []
-        while len(batches) < wanted:
+        while len(batches) < num_steps:
             order = torch.randperm(student.num_unlabeled, generator=generator)
             batches += order.to(student.device).split(self.batch_size)
-        return batches[:wanted]
+        return batches[:num_steps]
 
 
-def _metrics(seen: Tensor) -> dict[str, float]:
-    if not len(seen):
+def _metrics(steps: Tensor) -> dict[str, float]:
+    """Average the metrics of ``gradient_of`` over the steps, [steps, 5]."""
+    if not len(steps):
         return {}
-    loss, entropy, alpha, norm, clipped = seen.mean(dim=0).tolist()
+    loss, entropy, alpha, norm, clipped = steps.mean(dim=0).tolist()
     return {
         "distillation_loss": loss,
         "teacher_entropy": entropy,

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy, log_softmax
 
 
 class DistillationLoss(NamedTuple):
-    """L and what it was made of, all still on the device."""
+    """The loss L with H and alpha, all still on the device."""
 
     loss: Float[Tensor, ""]
     entropy: Float[Tensor, ""]
@@ -18,14 +18,14 @@ class DistillationLoss(NamedTuple):
 
 
 def normalized_entropy(teacher: Float[Tensor, "batch classes"]) -> Float[Tensor, ""]:
-    """H: the mean entropy of the teacher's predictions over ln C, between 0 (certain) and 1 (uniform)."""
+    """Return H: the mean entropy of the teacher's predictions divided by ln C, between 0 (certain) and 1 (uniform)."""
     log_p = log_softmax(teacher, dim=-1)
     per_row = -(log_p.exp() * log_p).sum(dim=-1)
     return (per_row.mean() / log(teacher.shape[-1])).clamp(0.0, 1.0)
 
 
 def soft_weight(entropy: Float[Tensor, ""], alpha_min: float, alpha_max: float) -> Float[Tensor, ""]:
-    """alpha = H alpha_max + (1 - H) alpha_min: an uncertain teacher is copied softly, a certain one by its labels."""
+    """Return alpha = H alpha_max + (1 - H) alpha_min: the more uncertain the teacher, the more its soft labels count."""
     return entropy * alpha_max + (1 - entropy) * alpha_min
 
 
@@ -35,9 +35,9 @@ def distillation_loss(
     alpha_min: float = 0.2,
     alpha_max: float = 0.8,
 ) -> DistillationLoss:
-    """f_d = alpha KL(softmax(teacher) || softmax(student)) + (1 - alpha) CE(student, argmax teacher), means over the batch.
+    """Return f_d = alpha KL(softmax(teacher) || softmax(student)) + (1 - alpha) CE(student, argmax teacher), batch means.
 
-    The teacher, H and alpha are constants: no gradient flows into them.
+    The teacher, H and alpha are constants without gradients.
     """
     teacher = teacher.detach()
     log_p, log_q = log_softmax(teacher, dim=-1), log_softmax(student, dim=-1)
@@ -49,5 +49,5 @@ def distillation_loss(
 
 
 def clip_factor(norm: Float[Tensor, ""], clip_norm: float) -> Float[Tensor, ""]:
-    """What to multiply a gradient of this norm by so that its norm is at most nu; stays on the device."""
+    """Return the factor that clips a gradient of this norm to ``clip_norm``, on the device."""
     return (clip_norm / norm.clamp_min(torch.finfo(norm.dtype).tiny)).clamp(max=1.0)

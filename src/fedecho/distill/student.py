@@ -1,15 +1,15 @@
-"""The network that the server runs: as a client's model to get logits, and as the student that is distilled."""
+"""The server's network, which computes the logits of clients' models and is the student in distillation."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
 from fedecho.core.layout import BoundNetwork
-from fedecho.core.task import Positions, TokenTask
+from fedecho.core.task import Positions, TokenTask, defines
 from fedecho.core.types import Weights
 from fedecho.distill.bank import Bank
 from fedecho.distill.token_bank import Storage, TokenBank, storage_for
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Teacher(Protocol):
-    """The mean teacher's logits at some rows of U: a tensor, or what can make them."""
+    """The teacher's logits, indexed by rows of U: a tensor, or an object that computes them."""
 
     def __getitem__(self, rows: Tensor, /) -> Tensor: ...
 
@@ -28,19 +28,19 @@ def check_unlabeled(num_unlabeled: int) -> None:
     if num_unlabeled < 1:
         raise ValueError(
             f"FedEcho needs an unlabeled set, but this task's has {num_unlabeled} examples: raise task.unlabeled_size "
-            "(sentence pairs) or task.num_unlabeled (any other task), or change the method"
+            "(sentence pairs) or task.num_unlabeled (other tasks), or choose another method"
         )
 
 
 @dataclass(frozen=True)
 class Student:
-    """A bound network beside the task's ``logits(module, rows of U)``."""
+    """A bound network with the task's ``logits(module, rows of U)``."""
 
     network: BoundNetwork
     logits: Callable[[nn.Module, Tensor], Tensor]
     num_unlabeled: int
     chunk: int = 500
-    """How many rows are inferred at once."""
+    """How many rows of U one forward pass covers."""
 
     def __post_init__(self) -> None:
         check_unlabeled(self.num_unlabeled)
@@ -50,12 +50,12 @@ class Student:
         return self.network.weights.params.device
 
     def bank(self, distiller: "Distiller") -> Any:
-        """An empty bank for what ``infer`` gives."""
-        kinds = (distiller.average, distiller.teacher, distiller.trim, distiller.keeping, distiller.correction)
-        return Bank(self.num_unlabeled, self.num_classes(), self.device, *kinds)
+        """Return an empty bank for the results of ``infer``."""
+        settings = (distiller.average, distiller.teacher, distiller.trim, distiller.keeping, distiller.correction)
+        return Bank(self.num_unlabeled, self.num_classes(), self.device, *settings)
 
     def infer(self, weights: Weights) -> Any:
-        """The logits of a model on the whole of U, in eval mode."""
+        """Return the logits of a model on all of U, in eval mode."""
         self.network.load(weights)
         module = self.network.module.eval()
         with torch.no_grad():
@@ -65,19 +65,19 @@ class Student:
     def teach(
         self, distiller: "Distiller", adam: "Adam", weights: Weights, teacher: Teacher, batches: list[Tensor]
     ) -> tuple["Adam", Weights, Tensor]:
-        """Q steps on the given rows of U, from ``weights`` to new ones, with what was seen at each step."""
-        network, seen = self.network, []
+        """Train on the given batches of rows of U, starting from ``weights``. Return the new weights and each step's metrics."""
+        network, metrics = self.network, []
         network.load(weights)
         _prepare(network.module, distiller.batch_norm)
         network.grads.zero_()
         for rows in batches:
-            seen.append(distiller.gradient_of(network, self.logits(network.module, rows), teacher[rows]))
+            metrics.append(distiller.gradient_of(network, self.logits(network.module, rows), teacher[rows]))
             adam = distiller.step(adam, network.weights.params, network.grads)
             network.grads.zero_()
-        return adam, network.weights.clone(), torch.stack(seen) if seen else torch.zeros(0, 5)
+        return adam, network.weights.clone(), torch.stack(metrics) if metrics else torch.zeros(0, 5)
 
     def num_classes(self) -> int:
-        """Asked of the model itself: one row tells."""
+        """Return the model's number of classes, found by running it on one row."""
         with torch.no_grad():
             return int(self.logits(self.network.module.eval(), torch.zeros(1, dtype=torch.long, device=self.device)).shape[-1])
 
@@ -90,17 +90,29 @@ def _prepare(module: nn.Module, batch_norm: str) -> None:
                 layer.eval()
 
 
-if TYPE_CHECKING:
-    from fedecho.distill.distiller import Distiller
+class Distils(Protocol):
+    """An algorithm that distils into a student."""
+
+    distiller: "Distiller"
+
+    def attached(self, student: Student) -> Any:
+        """Return this algorithm with the student it distils into."""
+        ...
+
+
+def distils(algorithm: object) -> TypeGuard[Distils]:
+    """Report whether the algorithm has a method ``attached``. A field that has this name by chance does not count."""
+    return defines(algorithm, "attached")
+
 
 TOP_K = 64
 CHUNK = 16
-"""Texts inferred at once: with a vocabulary of 150,000 and 256 tokens each, 2.5 GB of logits where logits are needed."""
+"""Texts per forward pass: with a vocabulary of 150,000 and 256 tokens each, full logits take 2.5 GB."""
 
 
 @dataclass(frozen=True)
 class TokenStudent(Student):
-    """``teach`` is that of any student: ``logits`` and ``teacher[rows]`` have a row for each position instead of each example."""
+    """The student of a language model: ``logits`` and ``teacher[rows]`` have a row per position instead of per example."""
 
     task: TokenTask | None = None
     settings: "Distiller | None" = None
@@ -114,21 +126,21 @@ class TokenStudent(Student):
 
     def bank(self, distiller: "Distiller") -> TokenBank:
         if distiller.teacher != "mean":
-            raise ValueError(f"distiller.teacher must be 'mean' for a language model's bank, got {distiller.teacher!r}")
+            raise ValueError(f"distiller.teacher must be 'mean' for a language model, got {distiller.teacher!r}")
         if distiller.prior_correction:
             raise ValueError(
-                "distiller.prior_correction is for classifiers: what a client's mean prediction tells of a whole vocabulary is how "
-                "often tokens occur, not what the client has seen; leave it out (fedecho in place of fedecho+)"
+                "distiller.prior_correction is for classifiers: over a vocabulary, a client's mean prediction reflects how common "
+                "tokens are, not the client's data. Leave it out (use fedecho instead of fedecho+)"
             )
         if distiller.bank_memory is not None or distiller.bank_budget_mb is not None:
             raise ValueError(
-                "distiller.bank_memory and distiller.bank_budget_mb are for the bank of a classifier: "
-                "a language model's is bounded by token_bank, top_k and half_bank"
+                "distiller.bank_memory and distiller.bank_budget_mb are for classifiers: "
+                "limit a language model's bank by token_bank, top_k and half_bank"
             )
         return TokenBank(self.storage, Positions(self._task.position_counts()), self.device)
 
     def infer(self, weights: Weights) -> Any:
-        """The entry of a model for the whole of U, in eval mode."""
+        """Return the bank entry of a model for all of U, computed in eval mode."""
         self.network.load(weights)
         module = self.network.module.eval()
         head = self._task.head(module)
@@ -153,13 +165,13 @@ class TokenStudent(Student):
 
 
 def student_for(network: BoundNetwork, task: Any, distiller: "Distiller | None", chunk: int = 500) -> Student:
-    """The student of a task: one that knows tokens where the task has them."""
+    """Return the student of a task: a ``TokenStudent`` for a task with tokens, otherwise a ``Student``."""
     if isinstance(task, TokenTask) and distiller is not None:
-        chunk = min(chunk, CHUNK, distiller.batch_size)  # who lowers the batch for want of memory means inference too
+        chunk = min(chunk, CHUNK, distiller.batch_size)  # a batch lowered to save memory limits inference too
         return TokenStudent(network, task.logits, task.num_unlabeled, chunk, task, distiller)  # type: ignore[attr-defined]
     if distiller is not None and (distiller.token_bank, distiller.top_k) != (None, None):
         raise ValueError(
-            f"distiller.token_bank and top_k are for language models, and {type(task).__name__} has no tokens to keep"
+            f"distiller.token_bank and top_k are for language models, but {type(task).__name__} has no tokens: leave them out"
         )
     logits: Any = task.logits
     return Student(network, logits, task.num_unlabeled, chunk)

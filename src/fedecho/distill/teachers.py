@@ -1,4 +1,4 @@
-"""Turning all clients' logits into one teacher: robust rules, and the correction for each client's label prior."""
+"""Combining all clients' logits into one teacher: robust rules and the correction for each client's label prior."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,18 +12,18 @@ from torch import Tensor
 TeacherRule = Literal["mean", "median", "trimmed", "entropy"]
 TINY = torch.finfo(torch.float32).tiny
 CHUNK_VALUES = 2**24
-"""So many numbers are sorted at once: the clients' logits together may be far larger."""
+"""The most values to sort at once; all clients' logits together may be far more."""
 
 
 def robust_teacher(entries: Iterable[Tensor], rule: TeacherRule, trim: float, *, probabilities: bool = False) -> Tensor:
-    """The teacher on U from all clients' entries, some rows of U at a time. They are logits, or ``probabilities``.
+    """Combine all clients' entries, logits or ``probabilities``, into the teacher on U, some rows of U at a time.
 
-    What is kept in half precision is combined in float32: in float16 two logits may have no sum, and small weights are zero.
+    Half-precision entries are combined in float32: in float16 the sum of two logits may overflow and small weights become 0.
     """
-    held = list(entries)
-    rows = max(1, CHUNK_VALUES // (len(held) * held[0].shape[-1]))
+    entries = list(entries)
+    rows = max(1, CHUNK_VALUES // (len(entries) * entries[0].shape[-1]))
     chunks = (
-        torch.stack([_widened(entry) for entry in part]) for part in zip(*(entry.split(rows) for entry in held), strict=True)
+        torch.stack([_widened(entry) for entry in part]) for part in zip(*(entry.split(rows) for entry in entries), strict=True)
     )
     return torch.cat([_combined(chunk, rule, trim, probabilities) for chunk in chunks])
 
@@ -33,28 +33,28 @@ def _widened(entry: Tensor) -> Tensor:
 
 
 def _combined(entries: Tensor, rule: TeacherRule, trim: float, probabilities: bool) -> Tensor:
-    """[clients, rows, classes] to [rows, classes]."""
+    """Combine entries of [clients, rows, classes] into [rows, classes]."""
     if rule == "entropy":
         return _by_certainty(entries, entries.clamp_min(TINY).log() if probabilities else entries.log_softmax(dim=-1))
     if rule == "median":
-        return middle(entries)
+        return median(entries)
     return trimmed_mean(entries, trim)
 
 
-def middle(values: Tensor) -> Tensor:
-    """The median over the first axis; of an even number, the mean of the middle two."""
+def median(values: Tensor) -> Tensor:
+    """Return the median over the first axis; for an even number of values, the mean of the middle two."""
     ordered, num = values.sort(dim=0).values, len(values)
     return (ordered[(num - 1) // 2] + ordered[num // 2]) / 2
 
 
 def trimmed_mean(values: Tensor, trim: float) -> Tensor:
-    """The mean over the first axis without the lowest and the highest ``trim`` of the values."""
+    """Return the mean over the first axis without the lowest and highest share ``trim`` of the values."""
     cut = min(int(trim * len(values)), (len(values) - 1) // 2)
     return values.sort(dim=0).values[cut : len(values) - cut].mean(dim=0)
 
 
 def _by_certainty(entries: Tensor, log_probabilities: Tensor) -> Tensor:
-    """Each client weighs (1 - H / ln C)^2 on each row: who is unsure there says less."""
+    """Weight each client by (1 - H / ln C)^2 on each row, so that uncertain clients count less there."""
     entropy = -(log_probabilities.exp() * log_probabilities).sum(dim=-1) / log(max(entries.shape[-1], 2))
     weight = (1 - entropy).clamp_min(1e-6).square()[..., None]
     return (weight * entries).sum(dim=0) / weight.sum(dim=0)
@@ -62,11 +62,11 @@ def _by_certainty(entries: Tensor, log_probabilities: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class PriorCorrection:
-    """y^i - s log(C pi_i), with pi_i at least ``floor`` / C; and t s log(C mean pi_i) is given back to the teacher.
+    """Replaces y^i by y^i - s log(C pi_i), with pi_i at least ``floor`` / C, and adds t s log(C mean pi_i) to the teacher.
 
-    ``strength`` is s: 0 is the paper, 1 the full correction. ``shared`` is t: 1 puts one prior, the mean of all clients', in
-    place of each client's own, which is safer where U's own labels are skewed; 0 leaves none. The factors C change no prediction:
-    with them a client whose mean prediction is uniform is left as it is.
+    ``strength`` is s: 0 is the paper, 1 the full correction. ``shared`` is t: 1 replaces each client's own prior by the mean of
+    all clients' priors, which is safer if U's labels are skewed; 0 leaves no prior. The factors C change no prediction; they leave
+    a client with a uniform mean prediction unchanged.
     """
 
     strength: float = 0.0
@@ -75,20 +75,20 @@ class PriorCorrection:
 
     def __post_init__(self) -> None:
         if self.shared and not self.strength:
-            raise ValueError("distiller.shared_prior gives back what distiller.prior_correction takes, which is 0: set both")
+            raise ValueError("distiller.shared_prior has no effect while distiller.prior_correction is 0: set both")
 
     def prior_of(self, logits: Float[Tensor, "unlabeled classes"]) -> Float[Tensor, " classes"]:
-        """pi_i."""
+        """Return pi_i: the mean prediction on U, floored and normalised."""
         floored = logits.softmax(dim=-1).mean(dim=0).clamp_min(self.floor / logits.shape[-1])
         return floored / floored.sum()
 
     def evidence(self, prior: Float[Tensor, " classes"]) -> Float[Tensor, " classes"]:
-        """What is taken from the logits of a client with this prior."""
+        """Return s log(C pi), which is subtracted from the logits of a client with this prior."""
         return self.strength * (prior * len(prior)).log()
 
 
 class Priors:
-    """pi_i of every client that is in the bank, and their sum, in float64 as that of the logits is."""
+    """pi_i of every client in the bank, and their sum, in float64 like the sum of the logits."""
 
     def __init__(self, correction: PriorCorrection, num_classes: int, device: torch.device) -> None:
         self.correction = correction
@@ -109,8 +109,8 @@ class Priors:
         if old is not None:
             self.total.sub_(old)
 
-    def given_back(self) -> Float[Tensor, " classes"]:
-        """What the shared prior adds to the teacher."""
+    def shared_evidence(self) -> Float[Tensor, " classes"]:
+        """Return t s log(C mean pi_i), which is added to the teacher."""
         mean = (self.total / len(self.of)).float()
         return self.correction.shared * self.correction.evidence(mean)
 

@@ -1,4 +1,4 @@
-"""The bank of a language model: exact hidden states, top-k or full logits for every client and token."""
+"""The bank of a language model, which stores hidden states, the top-k logits or all logits of every client and token."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ Entry = tuple[Tensor, ...]
 
 
 class Storage(Protocol):
-    """The tensors of an entry have one row for each position."""
+    """What a bank stores of each client. The tensors of an entry have one row per position."""
 
     @property
     def num_tokens(self) -> int:
@@ -24,17 +24,17 @@ class Storage(Protocol):
         ...
 
     def entry(self, hidden: Float[Tensor, "positions width"], head: nn.Module) -> Entry:
-        """What is kept of a client's answer."""
+        """Return what to store of a client's hidden states."""
         ...
 
     def teacher(self, entries: Iterable[Entry]) -> Float[Tensor, "positions vocabulary"]:
-        """The mean over clients, from the rows of their entries that belong to one mini-batch."""
+        """Return the mean over clients for one mini-batch, given the matching rows of their entries."""
         ...
 
 
 @dataclass(frozen=True)
 class FullLogits:
-    """Every logit."""
+    """Stores every logit."""
 
     num_tokens: int
     dtype: torch.dtype = torch.float32
@@ -51,7 +51,7 @@ class FullLogits:
 
 @dataclass(frozen=True)
 class HiddenStates:
-    """What the head sees; ``head`` is the one that all clients share."""
+    """Stores the inputs of the head. ``head`` is shared by all clients."""
 
     head: nn.Linear
     dtype: torch.dtype = torch.float32
@@ -66,13 +66,13 @@ class HiddenStates:
     def teacher(self, entries: Iterable[Entry]) -> Tensor:
         mean = _mean(map(_first, entries))
         with torch.no_grad():
-            # In float32 also where the head is kept in bf16, in which the two best tokens are often equal.
+            # In float32 even for a bf16 head: in bf16 the two best tokens often tie.
             return nn.functional.linear(mean, self.head.weight.float())
 
 
 @dataclass(frozen=True)
 class TopLogits:
-    """The ``k`` largest logits, their tokens, and what each of the other tokens would have if they were all equal."""
+    """Stores the ``k`` largest logits, their tokens, and the logit of the other tokens as if those were all equal."""
 
     num_tokens: int
     k: int = 64
@@ -84,7 +84,7 @@ class TopLogits:
 
     def entry_of(self, logits: Float[Tensor, "positions vocabulary"]) -> Entry:
         values, tokens = logits.topk(self.k, dim=-1)
-        # Taken out rather than subtracted: 1 - (sum of the kept) would lose what a certain prediction leaves for the rest.
+        # Not 1 - (sum of the top k): for a certain prediction, that would round the rest to 0.
         rest = logits.scatter(-1, tokens, float("-inf")).logsumexp(dim=-1, keepdim=True)
         even = rest - log(self.num_tokens - self.k)
         return values.to(self.dtype), tokens.to(torch.int32), even.float()
@@ -94,18 +94,18 @@ class TopLogits:
         for values, tokens, even in entries:
             total = total if num else torch.zeros(len(values), self.num_tokens, device=values.device)
             num += 1
-            kept, others = values.float(), even
+            top, others = values.float(), even
             if self.average == "probabilities":
-                whole = torch.cat([kept, even + log(self.num_tokens - self.k)], dim=-1).logsumexp(dim=-1, keepdim=True)
-                kept, others = (kept - whole).exp(), (even - whole).exp()
+                norm = torch.cat([top, even + log(self.num_tokens - self.k)], dim=-1).logsumexp(dim=-1, keepdim=True)
+                top, others = (top - norm).exp(), (even - norm).exp()
             total.add_(others)
-            total.scatter_add_(-1, tokens.long(), kept - others)
+            total.scatter_add_(-1, tokens.long(), top - others)
         mean = total.div_(num)
         return mean if self.average == "logits" else _log(mean)
 
 
 def storage_for(head: nn.Module, num_tokens: int, kind: str | None, k: int, half: bool, average: Average) -> Storage:
-    """The storage that was asked for; unasked, the exact one where it is exact, else the largest logits."""
+    """Return the storage of a ``kind``. None selects hidden states where they are exact, otherwise the top-k logits."""
     dtype = torch.float16 if half else torch.float32
     can_be_exact = is_exact(head) and average == "logits"
     if kind is None:
@@ -126,7 +126,7 @@ def storage_for(head: nn.Module, num_tokens: int, kind: str | None, k: int, half
 
 
 def _applied(head: nn.Module, hidden: Tensor) -> Tensor:
-    """Logits in float32, computed in the head's own precision."""
+    """Apply the head in its own precision and return the logits in float32."""
     logits: Tensor = head(hidden.to(next(head.parameters()).dtype))
     return logits.float()
 
@@ -140,16 +140,16 @@ def _probabilities(entry: Entry) -> Tensor:
 
 
 def _mean(tensors: Iterable[Tensor]) -> Tensor:
-    """In float32, one client after the other: beside the sum of all there is never more than one of them.
+    """Average in float32, one client at a time, so that only one is in memory besides the sum.
 
-    Give a ``map``: the loop of a generator would hold on to one client while the next is made.
+    Pass a ``map``: the loop variable of a generator would keep one client alive while the next is computed.
     """
     rest = iter(tensors)
     total, num = next(rest).to(torch.float32, copy=True), 1
     while (tensor := next(rest, None)) is not None:
         total.add_(tensor)
         num += 1
-        del tensor  # before the next one is made
+        del tensor  # before the next one is computed
     return total.div_(num)
 
 
@@ -158,22 +158,22 @@ def _log(probabilities: Tensor) -> Tensor:
 
 
 class TokenTeacher:
-    """``teacher[rows of U]`` is the mean over clients at those rows' positions, [positions, vocabulary]: all of it that ever is."""
+    """Computes the mean over clients on demand: ``teacher[rows of U]`` is [positions of those rows, vocabulary]."""
 
     def __init__(self, storage: Storage, entries: list[Entry], positions: Positions) -> None:
         self._storage, self._entries, self._positions = storage, entries, positions
 
     def __getitem__(self, rows: Tensor, /) -> Tensor:
-        """One client's rows at a time: those of all would be as many times [positions, vocabulary] where everything is kept."""
+        """Average one client at a time: with full logits, each client's rows take [positions, vocabulary]."""
         at = self._positions.of(rows).to(self._entries[0][0].device)
         return self._storage.teacher(tuple(tensor[at] for tensor in entry) for entry in self._entries)
 
 
 class TokenBank:
-    """y^i of every client heard so far, as a ``Storage`` keeps it.
+    """y^i of every client that has reported, in the form of a ``Storage``.
 
-    No running sum as in ``Bank``: in float64 it would take as much as four clients in half precision, and the mean over the ten or
-    so clients of a language task costs less than the student's own pass over the same mini-batch.
+    Unlike ``Bank`` it has no running sum. In float64 that would take as much memory as four clients in half precision, and the
+    mean over the ten or so clients of a language task costs less than the student's own pass over the same mini-batch.
     """
 
     def __init__(self, storage: Storage, positions: Positions, device: torch.device) -> None:
@@ -183,7 +183,7 @@ class TokenBank:
         self.num_refused = 0
 
     def put(self, client: int, entry: Entry, version: int) -> None:
-        """Line 5 of Algorithm 1. What is not finite, also because half precision could not hold it, is refused."""
+        """Line 5 of Algorithm 1: replace the client's entry. Entries that are not finite, or overflow float16, are rejected."""
         if not all(bool(torch.isfinite(tensor).all()) for tensor in entry):
             self.num_refused += 1
             return
@@ -191,14 +191,14 @@ class TokenBank:
         self.heard_at[client] = version
 
     def forget_before(self, version: int) -> None:
-        """Clients last heard before that version are teachers no more, until they are heard again."""
-        for client in [client for client, heard in self.heard_at.items() if heard < version]:
+        """Drop the clients whose last report is from before ``version``."""
+        for client in [client for client, reported in self.heard_at.items() if reported < version]:
             del self.entries[client], self.heard_at[client]
 
     def teacher(self) -> TokenTeacher:
-        """Line 14."""
+        """Line 14: return the mean over the clients in the bank, computed for each mini-batch on demand."""
         if not self.entries:
-            raise ValueError("no client has been heard yet, so there is no teacher")
+            raise ValueError("there is no teacher: no client has reported yet")
         return TokenTeacher(self.storage, list(self.entries.values()), self.positions)
 
     def __len__(self) -> int:
@@ -209,7 +209,7 @@ class TokenBank:
         return sum(tensor.nbytes for entry in self.entries.values() for tensor in entry)
 
     def bytes_with(self, num_clients: int) -> int:
-        """Once so many clients have been heard; every entry is as large as the others."""
+        """Return the size of the bank with this many clients. All entries have the same size."""
         return self.num_bytes // max(len(self), 1) * num_clients
 
     def mean_age(self, version: int) -> float:

@@ -1,4 +1,4 @@
-"""One step of the optimizer on flat vectors, in place: the same lines for the eager and for the captured program."""
+"""In-place optimizer steps on flat vectors, shared by eager training and captured CUDA graphs."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -11,7 +11,7 @@ Number = TypeVar("Number", float, Tensor)
 
 
 def _gradient(local: LocalTraining, params: Tensor, grads: Tensor, start: Tensor | None, shift: Tensor | None) -> Tensor:
-    """The raw gradient with the proximal term and the control variates' correction, in place."""
+    """Add the proximal term and the control variates' correction to the raw gradient, in place."""
     if start is not None:
         grads.add_(params, alpha=local.proximal).sub_(start, alpha=local.proximal)
     return grads if shift is None else grads.add_(shift)
@@ -36,7 +36,7 @@ def adamw_step(
     root: Number,
     size: Number,
 ) -> None:
-    """AdamW with decoupled weight decay; ``root`` and ``size`` are of ``bias_correction``."""
+    """AdamW with decoupled weight decay. ``root`` and ``size`` come from ``bias_correction``."""
     in_gradient = local.corrected == "gradient"
     if shift is not None and not local.correct_unseen:
         shift = shift * (grads != 0)
@@ -47,18 +47,19 @@ def adamw_step(
     first.lerp_(grads, 1 - local.beta1)
     second.mul_(local.beta2).addcmul_(grads, grads, value=1 - local.beta2)
     scale = (second.sqrt() / root).add_(local.eps)
-    if isinstance(size, Tensor):  # the same, where the number of steps is known to the device alone
+    if isinstance(size, Tensor):  # the same step when the step count is on the device only
         params.sub_((first * size).div_(scale))
     else:
         params.addcdiv_(first, scale, value=-size)
 
 
 def bias_correction(local: LocalTraining, count: Number) -> tuple[Number, Number]:
-    """(what the root of the second moment is divided by, the size of the step) of step number ``count``."""
+    """Return the divisor of the second moment's root and the step size of step number ``count``."""
     return (1 - local.beta2**count) ** 0.5, local.client_lr / (1 - local.beta1**count)
 
 
 def rule_of(local: LocalTraining) -> Callable[..., None]:
+    """Return the step function of the optimizer."""
     return sgd_step if local.optimizer == "sgd" else adamw_step
 
 
@@ -67,6 +68,9 @@ def wants_moments(local: LocalTraining) -> bool:
 
 
 def wants_raw_mean(local: LocalTraining) -> bool:
-    """Where AdamW's gradient is corrected c_i' is the mean raw one; a mean step is known from how far the client came."""
+    """Report whether c_i' is the mean raw gradient, as it is when AdamW's gradient is corrected.
+
+    In all other cases c_i' follows from the distance between the first and the last parameters.
+    """
     in_gradient = local.corrected == "gradient" and not local.correct_once
     return local.control_variates and local.optimizer == "adamw" and in_gradient

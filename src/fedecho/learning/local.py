@@ -8,16 +8,18 @@ from fedecho.core.ranges import Decay, Epsilon, Factor, Rate, at_least, check_ra
 
 @dataclass(frozen=True, kw_only=True)
 class LocalTraining:
-    """K steps of SGD or AdamW, fresh for every job.
+    """K steps of SGD or AdamW, with a new optimizer state for every job.
 
-    ``epochs`` counts passes over the client's data, the last partial batch kept; ``num_local_steps`` (K), if given, counts
-    steps instead. ``proximal`` adds proximal / 2 |y - x_s|^2; with ``control_variates`` every step is corrected by c - c_i, or,
-    where FedAC asks for ``correct_once``, the end alone: y -= lr (c - c_i), and c_i' = (x_s - y) / (E lr) - (c - c_i), E passes.
+    ``epochs`` counts passes over the client's data, including the last partial batch. ``num_local_steps`` (K), if given, counts
+    steps instead. ``proximal`` adds proximal / 2 |y - x_s|^2 to the loss.
 
-    AdamW corrects its ``gradient`` (y goes by AdamW's step for g + c - c_i, and c_i' is the mean raw gradient) or its ``step``
-    (y goes by lr (c - c_i) more, and c_i' is the mean step in units of lr, as SGD has it). Corrected in its gradient, a parameter
-    that has none of its own (a word that is not in the batch) goes by the whole rate, however small c - c_i is;
-    ``correct_unseen = False`` does not correct it in that step.
+    With ``control_variates`` every step is corrected by c - c_i. With ``correct_once`` (set by FedAC) only the result is
+    corrected: y -= lr (c - c_i), and c_i' = (x_s - y) / (E lr) - (c - c_i) for E passes over the data.
+
+    ``corrected`` says what AdamW corrects. ``gradient``: y takes AdamW's step for g + c - c_i, and c_i' is the mean raw gradient.
+    ``step``: y moves by lr (c - c_i) in addition, and c_i' is the mean step divided by lr, as for SGD. With ``gradient``, a
+    parameter without a gradient of its own (a word that is not in the batch) moves by the full learning rate, however small
+    c - c_i is; ``correct_unseen = False`` leaves it uncorrected in that step.
     """
 
     optimizer: Literal["sgd", "adamw"] = "sgd"
@@ -39,26 +41,27 @@ class LocalTraining:
         check_ranges(self, "local.")
         if self.correct_once and (self.corrected != "gradient" or not self.correct_unseen):
             raise ValueError(
-                "local.corrected and local.correct_unseen say how every step is corrected, and algorithm.correction=once corrects "
-                "none of them: leave them out"
+                "local.corrected and local.correct_unseen configure the correction of every step, but algorithm.correction=once "
+                "corrects no step: leave them out"
             )
         if self.optimizer == "sgd" and self.corrected == "step":
-            raise ValueError("local.corrected=step is for local.optimizer=adamw: SGD's step is its gradient, leave it out")
+            raise ValueError("local.corrected=step is for local.optimizer=adamw: SGD's step is its gradient. Leave it out")
         if self.optimizer == "sgd" and not self.correct_unseen:
             raise ValueError(
-                "local.correct_unseen=false is for local.optimizer=adamw: SGD moves what has no gradient by lr (c - c_i)"
+                "local.correct_unseen=false is for local.optimizer=adamw: SGD moves such parameters by lr (c - c_i) only. "
+                "Leave it out"
             )
         if self.corrected == "step" and not self.correct_unseen:
             raise ValueError(
-                "local.correct_unseen=false is for local.corrected=gradient; with step nothing goes by the whole rate, leave it out"
+                "local.correct_unseen=false is for local.corrected=gradient: with corrected=step it changes nothing. Leave it out"
             )
 
     def num_corrected(self, num_examples: int) -> float:
-        """What x_s - y is divided by, beside the rate, for c_i': K steps, or, corrected once, E passes over the data."""
+        """Return the divisor of x_s - y in c_i', besides the rate: K steps, or E passes over the data with ``correct_once``."""
         num_steps = self.num_steps(num_examples)
         return num_steps / -(-num_examples // self.batch_size) if self.correct_once else num_steps
 
     def num_steps(self, num_examples: int) -> int:
-        """K for a client with this many examples."""
+        """Return K for a client with this many examples."""
         per_epoch = -(-num_examples // self.batch_size)
         return self.epochs * per_epoch if self.num_local_steps is None else self.num_local_steps

@@ -1,4 +1,4 @@
-"""Differential privacy: what a client reports is clipped and noised, at the client or in the server's buffer."""
+"""Differential privacy: client reports are clipped and noised, at the client or in the server's buffer."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
@@ -13,11 +13,14 @@ from fedecho.core.types import ClientUpdate, GlobalModel
 
 @dataclass(frozen=True, kw_only=True)
 class Privacy:
-    """Each report is a Gaussian mechanism: (Delta, statistics' change) cut to ``clip_norm``, noise ``noise_multiplier`` clip_norm.
+    """The Gaussian mechanism on each report.
 
-    ``where = "client"``: noise on every report, before anybody sees it; it protects the client's whole data against everybody.
-    ``where = "server"``: noise once a buffer, which protects against all but the server. 0 noise is no privacy. ``delta`` is the
-    probability beside epsilon. Metrics, counts and control variates would leak, so they are not sent.
+    (Delta, change in the statistics) is clipped to ``clip_norm``; the noise has standard deviation noise_multiplier * clip_norm.
+    A ``noise_multiplier`` of 0 switches privacy off.
+
+    ``where = "client"`` adds noise to every report before it is sent, which protects all of a client's data against everybody.
+    ``where = "server"`` adds noise once per buffer, which protects against everybody but the server. ``delta`` is the failure
+    probability that accompanies epsilon. Metrics, counts and control variates would leak information, so they are not sent.
     """
 
     clip_norm: Annotated[float, positive()] = 1.0
@@ -35,7 +38,7 @@ class Privacy:
     def sent(
         self, update: ClientUpdate, base: GlobalModel, seed: int, variances: Tensor, *, noisy: bool = True
     ) -> ClientUpdate:
-        """The update as it may be seen; ``variances`` says which statistics must stay at or above zero."""
+        """Clip an update and add noise. ``variances`` is a mask of the statistics that must not become negative."""
         joint = torch.cat([update.delta, update.buffers - base.weights.buffers])
         private = joint * (self.clip_norm / torch.linalg.vector_norm(joint)).clamp_max(1.0)
         if noisy:

@@ -1,4 +1,4 @@
-"""One job: a client trains from the model it was sent. A pure function of client, base version and job seed."""
+"""One job: local training from the model sent to a client. A pure function of client, base version and job seed."""
 
 import ctypes
 import os
@@ -19,23 +19,23 @@ from fedecho.learning.local import LocalTraining
 
 
 class Steps(Protocol):
-    """K steps from the weights that the network holds; nothing is remembered from one job to the next."""
+    """K training steps on the network's current weights. Jobs share no state."""
 
     def begin(self, start: Tensor, shift: Tensor | None, num_steps: int) -> None:
-        """A job of ``num_steps`` from x_s = ``start``; ``shift`` is c - c_i, None for zero."""
+        """Start a job of ``num_steps`` from x_s = ``start``. ``shift`` is c - c_i, or None for zero."""
         ...
 
     def step(self, batch: Batch) -> None: ...
 
     def raw_mean(self) -> Tensor | None:
-        """The mean raw gradient, the caller's own; None where nobody asks for it."""
+        """Return the mean raw gradient as a tensor the caller may change, or None if it is not needed."""
         ...
 
     def mean_loss(self) -> float: ...
 
 
 def gradient(task: Task, network: BoundNetwork, batch: Batch, raw: Tensor | None, share: float) -> Tensor:
-    """The gradient into ``network.grads``, and a share of it into ``raw``; the loss."""
+    """Compute the gradient into ``network.grads`` and add a share of it to ``raw``. Return the loss."""
     network.grads.zero_()
     loss = task.loss(network.module, batch)
     loss.backward()
@@ -46,7 +46,7 @@ def gradient(task: Task, network: BoundNetwork, batch: Batch, raw: Tensor | None
 
 @dataclass
 class EagerSteps:
-    """One operation after the other."""
+    """Steps without CUDA graphs."""
 
     task: Task
     local: LocalTraining
@@ -76,21 +76,21 @@ class EagerSteps:
 
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
-"""Names of malloc.h: how much may lie free at the heap's end, and from which size on a block is mapped on its own."""
+"""Parameters of mallopt: how much free memory may stay at the heap's end, and from which size on a block is mapped."""
 KEPT, MAPPED = 1 << 30, 32 << 20
-"""32 MB is the most that glibc allows."""
-USERS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
-"""With any of these in the environment its owner has decided."""
+"""Values for these parameters. 32 MB is glibc's maximum."""
+USER_SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
+"""Environment variables by which the user configures malloc, which then stays as configured."""
 
 
 @cache
 def keep_heap() -> bool:
-    """For the rest of this process; whether it could be done. Another C library is left as it is."""
-    if any(name in os.environ for name in USERS):
+    """Keep freed pages mapped for the rest of this process. Return False if malloc is user-configured or not glibc's."""
+    if any(name in os.environ for name in USER_SETTINGS):
         return False
     try:
         libc = ctypes.CDLL(None)
-        libc.gnu_get_libc_version  # noqa: B018 (a name that no other library has)
+        libc.gnu_get_libc_version  # noqa: B018 (only glibc has this function)
         return bool(libc.mallopt(TRIM_THRESHOLD, KEPT)) and bool(libc.mallopt(MMAP_THRESHOLD, MAPPED))
     except (AttributeError, OSError, TypeError):
         return False
@@ -98,16 +98,16 @@ def keep_heap() -> bool:
 
 @dataclass(frozen=True)
 class Trainer:
-    """The task, the settings and one bound network to train in: a worker keeps it from job to job."""
+    """The task, the settings and the bound network that a worker reuses for all its jobs."""
 
     task: Task
     local: LocalTraining
     network: BoundNetwork
     steps: Steps | None = None
-    """How its steps are made; None is eager."""
+    """How to run the steps; None means eagerly."""
 
     def train(self, dispatch: Dispatch, control: Tensor | None = None) -> ClientUpdate:
-        """Local training. ``control`` is the client's c_i; None is zero."""
+        """Train locally and return the update. ``control`` is the client's c_i, or None for zero."""
         keep_heap()
         base, network = dispatch.model.weights, self.network
         network.load(base)
@@ -135,7 +135,7 @@ class Trainer:
         )
 
     def _batches(self, num_examples: int, num_steps: int, seed: int) -> Iterator[Tensor]:
-        """Shuffled passes, partial last batches kept, cut after K steps."""
+        """Yield K batches of rows from shuffled passes over the data, including partial last batches."""
         generator, done = torch_rng(seed, "shuffle"), 0
         while done < num_steps:
             order = torch.randperm(num_examples, generator=generator)
@@ -146,9 +146,10 @@ class Trainer:
     def _correction(
         self, start: Tensor, shift: Tensor | None, control: Tensor | None, raw: Tensor | None, num_examples: int
     ) -> Tensor | None:
-        """dc_i = c_i' - c_i, with c_i' = c_i - c + (x_s - y) / (K lr), or ``raw`` where AdamW's gradient is corrected.
+        """Return dc_i = c_i' - c_i.
 
-        Corrected once, E passes over the data take the place of K steps.
+        c_i' is ``raw`` where AdamW's gradient is corrected, otherwise c_i - c + (x_s - y) / (K lr). With ``correct_once``, E
+        passes over the data take the place of K steps.
         """
         if not self.local.control_variates:
             return None
@@ -161,7 +162,7 @@ class Trainer:
 
 
 def _shift(correction: Tensor | None, control: Tensor | None) -> Tensor | None:
-    """c - c_i, with None for zero."""
+    """Return c - c_i, with None for zero."""
     if control is None:
         return correction
     return -control if correction is None else correction - control

@@ -1,1 +1,1 @@
-"""Files, memory-mapped rows and checkpoints."""
+"""Files, memory-mapped client memory and checkpoints."""

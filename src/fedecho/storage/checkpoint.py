@@ -1,4 +1,4 @@
-"""Checkpoints: any state as one safetensors file, tensors as tensors and everything else as JSON."""
+"""Checkpoints: a state as one safetensors file, with tensors as tensors and everything else as JSON."""
 
 import hashlib
 import io
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, TypeGuard, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -33,8 +33,8 @@ DTYPES = {
 }
 
 
-class Later(ABC):
-    """A tensor that is made when it is written."""
+class LazyTensor(ABC):
+    """A tensor that is computed when it is written."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -43,30 +43,30 @@ class Later(ABC):
     def tensor(self) -> Tensor: ...
 
 
-Held = Tensor | Later
+TensorSource = Tensor | LazyTensor
 
 
-def made(held: Held) -> Tensor:
-    return held if isinstance(held, Tensor) else held.tensor()
+def materialized(source: TensorSource) -> Tensor:
+    return source if isinstance(source, Tensor) else source.tensor()
 
 
-def bytes_of(held: Held) -> memoryview:
-    """Without a copy where the tensor is whole and on the CPU."""
-    flat = made(held).detach().cpu().contiguous().reshape(-1)
+def bytes_of(source: TensorSource) -> memoryview:
+    """Return the bytes of a tensor, without a copy if it is contiguous and on the CPU."""
+    flat = materialized(source).detach().cpu().contiguous().reshape(-1)
     return memoryview(flat.view(torch.uint8).numpy().data).cast("B") if flat.numel() else memoryview(b"")
 
 
-def pieces_of(tensors: Mapping[str, Held], metadata: Mapping[str, str]) -> Iterator[bytes | memoryview]:
-    """The header, then each tensor; the widest types first, so that all lie as the machine reads them best."""
+def pieces_of(tensors: Mapping[str, TensorSource], metadata: Mapping[str, str]) -> Iterator[bytes | memoryview]:
+    """Yield the header and then each tensor of a safetensors file, the widest types first so that all are aligned."""
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     order = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)
     end = 0
     for name in order:
-        held = tensors[name]
-        if held.dtype not in DTYPES:
-            raise TypeError(f"a checkpoint cannot hold a tensor of {held.dtype}")
-        start, end = end, end + prod(held.shape) * held.dtype.itemsize
-        header[name] = {"dtype": DTYPES[held.dtype], "shape": list(held.shape), "data_offsets": [start, end]}
+        source = tensors[name]
+        if source.dtype not in DTYPES:
+            raise TypeError(f"a checkpoint cannot hold a tensor of {source.dtype}")
+        start, end = end, end + prod(source.shape) * source.dtype.itemsize
+        header[name] = {"dtype": DTYPES[source.dtype], "shape": list(source.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
@@ -75,8 +75,10 @@ def pieces_of(tensors: Mapping[str, Held], metadata: Mapping[str, str]) -> Itera
 
 
 KEEP = 2
+"""How many checkpoints a folder keeps."""
 FORMAT = "fedecho-checkpoint-1"
 MANY = 1000
+"""From this length on, a list of numbers is stored as a tensor."""
 
 
 class CheckpointError(ValueError):
@@ -84,17 +86,30 @@ class CheckpointError(ValueError):
 
 
 def encode(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """The JSON of a tree of dataclasses, containers, tensors and plain values; copies of tensors go into ``tensors``."""
-    held: dict[str, Held] = {}
-    tree = _encoded(value, held)
-    tensors |= {name: made(each).detach().cpu().contiguous().clone() for name, each in held.items()}
+    """Encode a tree of dataclasses, containers, tensors and plain values as JSON. Copies of its tensors go into ``tensors``."""
+    sources: dict[str, TensorSource] = {}
+    tree = _encoded(value, sources)
+    tensors |= {name: materialized(source).detach().cpu().contiguous().clone() for name, source in sources.items()}
     return tree
 
 
-def _encoded(value: Any, tensors: dict[str, Held]) -> Any:
-    if isinstance(value, Tensor | Later):
+class Encodable(Protocol):
+    """An object that converts itself to a tree that ``encode`` accepts, and restores itself from one."""
+
+    def to_tree(self) -> Any: ...
+
+    def from_tree(self, tree: Any, /) -> Any: ...
+
+
+def is_encodable(value: object) -> TypeGuard[Encodable]:
+    """Report whether the value has the methods ``to_tree`` and ``from_tree``."""
+    return defines(value, "to_tree", "from_tree")
+
+
+def _encoded(value: Any, tensors: dict[str, TensorSource]) -> Any:
+    if isinstance(value, Tensor | LazyTensor):
         return {"tensor": _named(value, tensors)}
-    if defines(value, "to_tree", "from_tree"):
+    if is_encodable(value):
         return {"tree": _encoded(value.to_tree(), tensors)}
     if is_dataclass(value) and not isinstance(value, type):
         return {"fields": {f.name: _encoded(getattr(value, f.name), tensors) for f in fields(value)}}
@@ -115,14 +130,14 @@ def _encoded(value: Any, tensors: dict[str, Held]) -> Any:
     )
 
 
-def _named(tensor: Held, tensors: dict[str, Held]) -> str:
+def _named(tensor: TensorSource, tensors: dict[str, TensorSource]) -> str:
     name = f"t{len(tensors)}"
     tensors[name] = tensor
     return name
 
 
 def _numbers(values: Sequence[Any]) -> Tensor | None:
-    """A long list of whole numbers, or of floats, as a tensor: a header of a million clients in JSON would be too long."""
+    """Convert a long list of ints or of floats to a tensor: as JSON, a million clients would make the header too long."""
     if len(values) < MANY:
         return None
     if all(type(value) is int and -(2**63) <= value < 2**63 for value in values):
@@ -139,17 +154,17 @@ def _key(key: Any) -> str | int:
 
 
 def _listed(item: Any) -> Any:
-    """A list says nothing of the types of its items, so what needs a type to be built again cannot be one."""
-    if defines(item, "to_tree", "from_tree") or (is_dataclass(item) and not isinstance(item, type)):
+    """Reject items that need a type to be decoded: a list has no template for its items."""
+    if is_encodable(item) or (is_dataclass(item) and not isinstance(item, type)):
         raise TypeError(f"a checkpoint cannot hold a {type(item).__name__} in a list: make it a field of the state")
     return item
 
 
 def decode(node: Any, tensors: Mapping[str, Tensor], template: Any = None, home: torch.device | None = None) -> Any:
-    """The value of a node. Dataclasses and objects with ``from_tree`` get their type from ``template``, never the file.
+    """Decode a node. Dataclasses and objects with ``from_tree`` get their type from ``template``, never from the file.
 
-    A tensor goes where that of the template is; where it has none yet (a first correction, a list that was empty), ``home``, to
-    the other tensors of its dataclass.
+    A tensor is placed on the device of the template's tensor. If the template has none (a first correction, an empty list), it
+    goes to ``home``, the device of the other tensors of its dataclass.
     """
     if isinstance(node, list):
         return [decode(item, tensors, home=home) for item in node]
@@ -163,27 +178,27 @@ def decode(node: Any, tensors: Mapping[str, Tensor], template: Any = None, home:
         keys, values = (tensors[name].tolist() for name in node["pairs"])
         return dict(zip(keys, values, strict=True))
     if "map" in node:
-        known = template if isinstance(template, Mapping) else {}
-        return {key: decode(value, tensors, known.get(key), home) for key, value in node["map"]}
+        templates = template if isinstance(template, Mapping) else {}
+        return {key: decode(value, tensors, templates.get(key), home) for key, value in node["map"]}
     if "tree" in node:
         return template.from_tree(decode(node["tree"], tensors))
     if template is None:
         raise CheckpointError("the checkpoint holds a state that this algorithm does not have")
     home = _home(template) or home
-    found = {name: decode(child, tensors, getattr(template, name, None), home) for name, child in node["fields"].items()}
-    return type(template)(**found)
+    children = {name: decode(child, tensors, getattr(template, name, None), home) for name, child in node["fields"].items()}
+    return type(template)(**children)
 
 
 def _home(template: Any) -> torch.device | None:
-    """Where a dataclass has its tensors."""
+    """Return the device of the first tensor in a dataclass, or None."""
     if isinstance(template, Tensor):
         return template.device
     values = [getattr(template, field.name) for field in fields(template)] if is_dataclass(template) else []
-    return next((found for value in values if (found := _home(value)) is not None), None)
+    return next((device for value in values if (device := _home(value)) is not None), None)
 
 
 class Every(dict[Any, Any]):
-    """One template for whatever key."""
+    """A dict of templates with the same template for every key."""
 
     def __init__(self, template: Any) -> None:
         super().__init__()
@@ -194,13 +209,13 @@ class Every(dict[Any, Any]):
 
 
 def write_atomically(path: Path, data: bytes | Iterable[bytes | memoryview]) -> None:
-    """The file is there whole or not at all, also after a power cut. On a full disk, what stood under its name stays."""
+    """Write a file completely or not at all, even across a power cut. A failed write leaves an existing file unchanged."""
     pieces = [data] if isinstance(data, bytes) else data
     temporary = path.with_name(path.name + ".part")
     with disk_full_at(path):
         try:
-            temporary.unlink(missing_ok=True)  # another process's, or a link that somebody laid there
-            # Without a buffer, so that closing the file has nothing left to write, and nothing left to fail at.
+            temporary.unlink(missing_ok=True)  # left by another process, or a link planted there
+            # Unbuffered, so that closing the file writes nothing and cannot fail.
             with open(temporary, "xb", buffering=0, opener=open_own) as file:
                 for piece in pieces:
                     _write_all(file, piece)
@@ -217,15 +232,15 @@ def write_atomically(path: Path, data: bytes | Iterable[bytes | memoryview]) -> 
 
 
 def _write_all(file: io.FileIO, data: bytes | memoryview) -> None:
-    """A disk that is nearly full takes a part, and says at the next write that it is full."""
+    """Write all of ``data``. A nearly full disk accepts a part and only fails at the next write."""
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) :]
 
 
 def save_checkpoint(folder: Path, number: int, value: Any) -> Path:
-    """Write checkpoint ``number`` and drop all but the newest few. What a file holds is copied block by block, never as a whole."""
-    tensors: dict[str, Held] = {}
+    """Write checkpoint ``number`` and delete all but the newest ``KEEP``. File-backed rows are copied block by block."""
+    tensors: dict[str, TensorSource] = {}
     text = json.dumps(_encoded(value, tensors), separators=(",", ":"))
     metadata = {"format": FORMAT, "tree": text, "sha256": _digest(text, tensors)}
     path = folder / f"checkpoint-{number:010d}.safetensors"
@@ -236,7 +251,7 @@ def save_checkpoint(folder: Path, number: int, value: Any) -> Path:
 
 
 def load_checkpoint(folder: Path, say: Callable[[str], None] = lambda text: None) -> tuple[Any, dict[str, Tensor]] | None:
-    """The newest intact checkpoint as (tree, tensors) for ``decode``, or None if there never was one."""
+    """Return the newest intact checkpoint as (tree, tensors) for ``decode``, or None if the folder has no checkpoints."""
     paths = sorted(folder.glob("checkpoint-*.safetensors"), reverse=True)
     for path in paths:
         try:
@@ -246,18 +261,18 @@ def load_checkpoint(folder: Path, say: Callable[[str], None] = lambda text: None
         except (SafetensorError, OSError, KeyError, struct.error, ValueError, RecursionError) as error:
             say(f"{path.name} is damaged ({error}); trying the one before")
     if paths:
-        raise CheckpointError(f"no checkpoint in {folder} is intact; start the run anew in another folder")
+        raise CheckpointError(f"no checkpoint in {folder} is intact: start a new run in another folder")
     return None
 
 
 def remove_checkpoints(folder: Path) -> None:
-    """A finished run needs none."""
+    """Delete all checkpoints in a folder, as a finished run needs none."""
     for path in _checkpoints(folder):
         path.unlink(missing_ok=True)
 
 
 def _checkpoints(folder: Path) -> list[Path]:
-    """The newest first. A folder or a pipe of such a name is not ours: it is neither opened nor removed."""
+    """List the checkpoint files, newest first. Folders and pipes with such a name are skipped."""
     return sorted((path for path in folder.glob("checkpoint-*.safetensors") if path.is_file()), reverse=True)
 
 
@@ -272,7 +287,7 @@ def _read(path: Path) -> tuple[Any, dict[str, Tensor]]:
     return json.loads(metadata["tree"]), tensors
 
 
-def _digest(text: str, tensors: Mapping[str, Held]) -> str:
+def _digest(text: str, tensors: Mapping[str, TensorSource]) -> str:
     digest = hashlib.sha256(text.encode())
     for name in sorted(tensors):
         tensor = tensors[name]

@@ -1,4 +1,4 @@
-"""One flat vector per client that has reported: in memory, on another device or in a memory-mapped file."""
+"""``ClientMemory``: one flat vector per client, on the model's device, in main memory or in a memory-mapped file."""
 
 import mmap
 import os
@@ -12,23 +12,24 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedecho.storage.checkpoint import Later
+from fedecho.storage.checkpoint import LazyTensor
 from fedecho.storage.files import disk_full_at
 
 MAPPED_BLOCK_BYTES = 2**30
-"""A block costs an open file and no room, so blocks are large: at the usual limit of 1,024 open files, a terabyte."""
+"""The size of a mapped block. Each holds a file handle but takes no space until written: 1,024 of them map a terabyte."""
 
 TOUCHED_BYTES = 64 * 2**20
-"""After so many bytes read or written the pages are handed back: they stay in the system's cache, which it frees as it needs."""
+"""Pages are released after this many bytes read or written. They stay in the page cache, which the system frees as needed."""
 
 
 def check_folder(folder: str | None, setting: str) -> None:
+    """Raise if ``folder``, the value of ``setting``, is given but does not exist."""
     if folder is not None and not Path(folder).is_dir():
         raise ValueError(f"{setting} = {folder!r} is not a folder")
 
 
 class MappedFile:
-    """Unlinked at once, so it is gone with the process; sparse, so it takes room only for rows that were reserved."""
+    """A memory-mapped temporary file. It is unlinked, so it ends with the process, and sparse: only reserved rows take space."""
 
     def __init__(self, folder: str | None, row_bytes: int, setting: str) -> None:
         check_folder(folder, setting)
@@ -43,21 +44,22 @@ class MappedFile:
         self._touched = 0
 
     def new_block(self) -> mmap.mmap:
-        """The next rows as writable memory. Those that were not reserved must not be written."""
+        """Return the next rows as writable memory. Rows must be reserved before they are written."""
         size = self.rows_per_block * self._row_bytes
         start = len(self._maps) * size
         with disk_full_at(self._folder):
             os.ftruncate(self._file, start + size)
             self._maps.append(mmap.mmap(self._file, size, offset=start))
-        self._maps[-1].madvise(mmap.MADV_RANDOM)  # else the system brings in megabytes around every row
+        self._maps[-1].madvise(mmap.MADV_RANDOM)  # otherwise the system reads megabytes ahead of every row
         return self._maps[-1]
 
     def reserve(self, row: int) -> None:
-        """Takes the room of a row: where there is none, a write to mapped memory would kill the process."""
+        """Allocate the disk space of a row. Without it, a write to mapped memory on a full disk would kill the process."""
         with disk_full_at(self._folder):
             os.posix_fallocate(self._file, row * self._row_bytes, self._row_bytes)
 
     def touched(self, num_bytes: int) -> None:
+        """Count bytes that were read or written, and release mapped pages every ``TOUCHED_BYTES``."""
         self._touched += num_bytes
         if self._touched >= TOUCHED_BYTES:
             self._touched = 0
@@ -68,20 +70,20 @@ class MappedFile:
 Place = Literal["device", "cpu", "file"]
 PLACES = ("device", "cpu", "file")
 BLOCK_BYTES = 32 * 2**20
-"""In memory rows lie in blocks of about this size, so they grow without being copied; a checkpoint copies so much at a time."""
+"""The size of a block of rows in main memory, which therefore grows without copying, and of a checkpoint's copies."""
 
 
 def check_place(place: Place | None, folder: str | None, place_name: str, folder_name: str) -> None:
-    """Whether the folder is there is asked where it is used, which may be another machine."""
+    """Raise if a folder is given without a file. The folder itself is checked on the machine that uses it."""
     if folder is not None and place != "file":
-        raise ValueError(f"{folder_name} is the folder of {place_name} = 'file', which is not set")
+        raise ValueError(f"{folder_name} is only used with {place_name} = 'file': set both, or leave {folder_name} out")
 
 
 class ClientMemory:
-    """Rows that are zero until written. Only clients that were heard take room, and part in a checkpoint.
+    """One row per client, zero until written. Only clients that were written take space, in memory and in checkpoints.
 
-    ``device`` keeps rows beside the model, ``cpu`` in main memory, ``file`` in a mapped temporary file that the system
-    pages as it sees fit and that is gone with the process (a checkpoint holds what a resumed run needs).
+    ``device`` keeps rows on the model's device, ``cpu`` in main memory and ``file`` in a memory-mapped temporary file. That file
+    ends with the process; checkpoints contain the rows that a resumed run needs.
     """
 
     def __init__(
@@ -93,7 +95,7 @@ class ClientMemory:
         dtype: torch.dtype = torch.float32,
         setting: str = "memory_dir",
     ) -> None:
-        """``like`` says how long a row is and where the model lies; ``setting`` is what the user calls ``folder``."""
+        """Create an empty memory. ``like`` gives the row length and the model's device, ``setting`` the setting of ``folder``."""
         if num_clients < 1:
             raise ValueError(f"num_clients must be at least 1, got {num_clients}")
         if place not in PLACES:
@@ -101,7 +103,7 @@ class ClientMemory:
         self._num_clients, self._size, self._home, self._dtype = num_clients, like.numel(), like.device, dtype
         self.row_bytes = self._size * dtype.itemsize
         self._slots: dict[int, int] = {}
-        """Which row is whose, in the order clients were first heard."""
+        """The row of each client, in the order of their first writes."""
         self._free: list[int] = []
         self._device = self._home if place == "device" else torch.device("cpu")
         self._file = MappedFile(folder, self.row_bytes, setting) if place == "file" and self.row_bytes else None
@@ -110,7 +112,7 @@ class ClientMemory:
         self._blocks: list[Tensor] = []
 
     def __len__(self) -> int:
-        """How many clients were heard."""
+        """Return the number of clients with a row."""
         return len(self._slots)
 
     def __contains__(self, client: int) -> bool:
@@ -120,7 +122,7 @@ class ClientMemory:
         return iter(self._slots)
 
     def __getitem__(self, client: int) -> Tensor:
-        """The client's row beside the model: a view where it already is there, else a copy."""
+        """Return the client's row on the model's device: a view if it is stored there, otherwise a copy."""
         slot = self._slots.get(client)
         if slot is None:
             return torch.zeros(self._size, dtype=self._dtype, device=self._home)
@@ -136,7 +138,7 @@ class ClientMemory:
         self._row(slot).copy_(vector)
 
     def __delitem__(self, client: int) -> None:
-        """The client is no longer heard of; its row is for the next one."""
+        """Remove a client. Its row is reused for the next one."""
         self._free.append(self._slots.pop(client))
 
     def _row(self, slot: int) -> Tensor:
@@ -153,7 +155,7 @@ class ClientMemory:
     def _new_block(self) -> Tensor:
         shape = (self._rows_per_block, self._size)
         if self._file is None:
-            return torch.empty(shape, dtype=self._dtype, device=self._device)  # of which nothing is read before it is written
+            return torch.empty(shape, dtype=self._dtype, device=self._device)  # rows are written before they are read
         return torch.frombuffer(self._file.new_block(), dtype=self._dtype, count=prod(shape)).view(shape)
 
     @property
@@ -161,32 +163,28 @@ class ClientMemory:
         return len(self._slots) * self.row_bytes
 
     def to_tree(self) -> dict[str, Any]:
-        """In pieces, each of which a checkpoint copies when it comes to it."""
+        """Encode the rows as lazy blocks, each of which is copied when a checkpoint writes it."""
         used = max(self._slots.values(), default=-1) + 1
         starts = range(0, used, self._rows_per_piece)
-        blocks = [_Piece(self, start, min(start + self._rows_per_piece, used)) for start in starts]
+        blocks = [_Rows(self, start, min(start + self._rows_per_piece, used)) for start in starts]
         return {"clients": list(self._slots), "slots": list(self._slots.values()), "blocks": blocks}
 
     def from_tree(self, tree: dict[str, Any]) -> "ClientMemory":
-        if "rows" in tree:  # of a checkpoint from before there were blocks
-            for client, row in zip(tree["clients"], tree["rows"], strict=True):
-                self[client] = row
-            return self
-        blocks = [block.tensor() if isinstance(block, _Piece) else block for block in tree["blocks"]]
+        blocks = [block.tensor() if isinstance(block, _Rows) else block for block in tree["blocks"]]
         per_block = len(blocks[0]) if blocks else 1
         for client, slot in zip(tree["clients"], tree["slots"], strict=True):
             self[client] = blocks[slot // per_block][slot % per_block]
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ClientMemory":
-        """In main memory where the rows are in a file, which nobody can copy."""
+        """Copy all rows. File-backed rows are copied to main memory."""
         place: Place = "cpu" if self._file is not None else "device" if self._device == self._home else "cpu"
         like = torch.empty(self._size, dtype=self._dtype, device=self._home)
         return ClientMemory(self._num_clients, like, place, dtype=self._dtype).from_tree(self.to_tree())
 
 
-class _Piece(Later):
-    """Some rows, copied off their place when a checkpoint comes to them."""
+class _Rows(LazyTensor):
+    """A range of rows that is copied when a checkpoint writes it."""
 
     def __init__(self, memory: ClientMemory, start: int, end: int) -> None:
         self._memory, self._slots = memory, range(start, end)
@@ -196,7 +194,7 @@ class _Piece(Later):
     def tensor(self) -> Tensor:
         rows = torch.empty(self.shape, dtype=self.dtype)
         slot, end, per_block = self._slots.start, self._slots.stop, self._memory._rows_per_block
-        while slot < end:  # it may begin in one block and end in the next
+        while slot < end:  # the range may span several blocks
             block, first = divmod(slot, per_block)
             num = min(end - slot, per_block - first)
             done = slot - self._slots.start

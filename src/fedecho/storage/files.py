@@ -1,4 +1,4 @@
-"""Run files on disk: written atomically, never through a link, readable by their owner alone; digests of inputs."""
+"""Safe writing of run files (no symbolic links, private folders, clear errors on a full disk), and digests of input files."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from fedecho.storage.user_files import opened
 
 FULL = {ENOSPC, EDQUOT, EFBIG}
-"""No space, a quota used up, and a file above the limit of its file system or of the process."""
+"""No space left, quota exceeded, and file larger than the file system or the process allows."""
 
 
 class DiskFullError(OSError):
-    """No more can be written. What was written before is whole; ``advice`` says how to go on."""
+    """The disk is full. Files written before are intact; ``advice`` says how to continue."""
 
     advice = "free some space and try again"
 
@@ -29,7 +29,7 @@ class DiskFullError(OSError):
 
 @contextmanager
 def disk_full_at(path: Path) -> Iterator[None]:
-    """A write that finds no space says where: the error of a buffered file does not know its own name."""
+    """Turn an out-of-space error into a ``DiskFullError`` with the path, which the error of a buffered file lacks."""
     try:
         yield
     except OSError as error:
@@ -39,23 +39,23 @@ def disk_full_at(path: Path) -> Iterator[None]:
 
 
 def make_private(folder: Path) -> None:
-    """A folder that only its owner may enter. One that is there already stays as its owner made it."""
+    """Create a folder that only its owner may enter. An existing folder keeps its permissions."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def open_own(path: Path | str, flags: int) -> int:
-    """Open a file of ours for writing, never what a link of its name leads to. A new one allows nobody what its folder denies."""
+    """Open a file for writing without following links. A new file grants no permission that its folder denies."""
     mode = 0o666 & Path(path).parent.stat().st_mode
     try:
         return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     except OSError as error:
         if error.errno != ELOOP:
             raise
-        raise ValueError(f"{path} is a link, and what it leads to is not written: remove the link") from None
+        raise ValueError(f"{path} is a symbolic link, and links are not followed when writing: remove it") from None
 
 
 def file_sha256(path: Path) -> str:
-    """Once for each state of a file: weights are gigabytes."""
+    """Return the SHA-256 of a file, cached until the file changes: model weights may have gigabytes."""
     return _digest(path, path.stat().st_mtime_ns)
 
 
@@ -66,18 +66,19 @@ def _digest(path: Path, changed_ns: int) -> str:
 
 
 def arrays_sha256(arrays: Iterable[NDArray[Any] | None]) -> str:
-    whole = sha256()
+    """Return the SHA-256 of the arrays' data, skipping None."""
+    digest = sha256()
     for array in arrays:
         if array is not None:
-            whole.update(np.ascontiguousarray(array).data)
-    return whole.hexdigest()
+            digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
 
 
 @cache
 def source_sha256() -> str:
-    """Of this package's own source files, with their names: a version number does not tell of an edit."""
-    package, whole = Path(__file__).parents[1], sha256()
+    """Return the SHA-256 of this package's source files and their names, which changes with every edit."""
+    package, digest = Path(__file__).parents[1], sha256()
     for path in sorted(package.rglob("*.py")):
         with path.open("rb") as file:
-            whole.update(f"{path.relative_to(package).as_posix()} {file_digest(file, 'sha256').hexdigest()}\n".encode())
-    return whole.hexdigest()
+            digest.update(f"{path.relative_to(package).as_posix()} {file_digest(file, 'sha256').hexdigest()}\n".encode())
+    return digest.hexdigest()
