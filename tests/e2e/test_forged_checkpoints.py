@@ -144,7 +144,7 @@ def test_a_folder_that_is_named_like_a_checkpoint_is_none(tmp_path: Path) -> Non
     said: list[str] = []
     assert resume(tmp_path, say=said.append).summary.model_sha256 == simulate(small()).summary.model_sha256
     assert said == [
-        f"checkpoint-999999999{n}.safetensors is damaged (it is not a file); trying the one before" for n in (9, 8, 7)
+        f"checkpoint-999999999{n}.safetensors is damaged (it is not a file); trying the previous one" for n in (9, 8, 7)
     ]
     assert (tmp_path / "checkpoint-9999999999.safetensors").is_dir()
     assert not path.exists()

@@ -59,7 +59,7 @@ StatisticsRule = Literal["mean", "median"]
 def check_rule(rule: StepRule, weighted: bool) -> None:
     if weighted and rule != "mean":
         raise ValueError(
-            f"weighted is only for combine = 'mean', got {rule!r}: a client that claims many examples could defeat a robust rule. "
+            f"weighted needs combine = 'mean', got {rule!r}: a client that claims many examples could defeat a robust rule. "
             "Set weighted = false"
         )
 

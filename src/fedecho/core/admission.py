@@ -8,13 +8,11 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
-from fedecho.core.ranges import at_least, check_ranges, positive
+from fedecho.core.ranges import MAX_FLOAT32, at_least, check_ranges, positive
 from fedecho.core.types import ClientUpdate, GlobalModel
 
 MAX_NAME = 100
 """Maximum length of a metric's name."""
-MOST_NORM = 3.4e38
-"""Just below the largest float32."""
 NOT_FINITE = "not finite"
 """The code for updates that contain a NaN or an infinity."""
 
@@ -53,8 +51,8 @@ class Admission:
     work for ``set_aside_versions`` versions; ``max_strikes = 0`` disables this.
     """
 
-    max_norm: Annotated[float, positive(most=MOST_NORM)] | None = None
-    max_norm_ratio: Annotated[float, at_least(1, most=MOST_NORM)] | None = 100.0
+    max_norm: Annotated[float, positive(most=MAX_FLOAT32)] | None = None
+    max_norm_ratio: Annotated[float, at_least(1, most=MAX_FLOAT32)] | None = 100.0
     norm_window: Annotated[int, at_least(10, most=10**6)] = 200
     max_examples: Annotated[int, at_least(1, most=2**53)] = 1_000_000_000
     max_steps: Annotated[int, at_least(1, most=2**53)] = 1_000_000_000

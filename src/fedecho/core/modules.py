@@ -59,7 +59,9 @@ def structure_of(module: nn.Module) -> Hashable | None:
         attributes = {key: vars(layer)[key] for key in sorted(vars(layer)) if key not in TENSORS}
         settings = {key: value for key, value in attributes.items() if not _is_empty(value)}
         own = [(key, value) for key, value in (*layer._parameters.items(), *layer._buffers.items()) if value is not None]
-        if not type(layer).__module__.startswith(PREDICTABLE) or not all(_is_given(layer, key, value) for key, value in own):
+        if not type(layer).__module__.startswith(PREDICTABLE) or not all(
+            _comes_with_weights(layer, key, value) for key, value in own
+        ):
             return None
         if not all(_is_plain(value) for value in settings.values()):  # hooks, an instance's own forward, tensors, functions
             return None
@@ -83,7 +85,7 @@ def _is_empty(value: Any) -> bool:
     return type(value) in (dict, OrderedDict, set) and not value
 
 
-def _is_given(layer: nn.Module, key: str, tensor: Tensor) -> bool:
+def _comes_with_weights(layer: nn.Module, key: str, tensor: Tensor) -> bool:
     """Report whether the tensor comes with the weights or has no effect on the result.
 
     Others, such as a frozen parameter or a mask, would keep the first network's values.

@@ -19,13 +19,15 @@ from numbers import Integral, Real
 from types import UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
-MOST = 2**31 - 1
+MAX_COUNT = 2**31 - 1
 """The default upper limit of a count: the libraries that receive one use 32 bits."""
-MOST_FACTOR = 1e9
+MAX_FACTOR = 1e9
 """The default upper limit of a float. Products of a few such numbers still fit into float32 (3.4e38)."""
+MAX_FLOAT32 = 3.4e38
+"""Just below the largest float32."""
 TINY = 1.2e-38
 """The smallest normal float32. Smaller numbers may be rounded to 0."""
-SHOWN = 40
+MAX_SHOWN = 40
 """How many characters of a value an error message shows."""
 
 
@@ -48,7 +50,7 @@ class Range:
     most: float
     above: bool = False
     below: bool = False
-    whole: bool = False
+    both_ends: bool = False
     """Whether every message states both ends of the range."""
     note: str = ""
 
@@ -60,10 +62,10 @@ class Range:
             if self.above and self.least == 0 and value < TINY:
                 return f"must be above 0{self.note}, got {shown(value)}, which float32 may round to 0"
             return None
-        if self.whole or self.most == inf:
+        if self.both_ends or self.most == inf:
             return f"must be {self}{self.note}, got {shown(value)}"
-        wanted = self._upper if too_large else self._lower
-        return f"must be {wanted}{self.note}, got {shown(value)}: choose a value {self}"
+        limit = self._upper if too_large else self._lower
+        return f"must be {limit}{self.note}, got {shown(value)}: choose a value {self}"
 
     @property
     def _lower(self) -> str:
@@ -77,26 +79,26 @@ class Range:
         if self.most == inf:
             return self._lower
         if self.above == self.below:
-            word = ("between", "and") if self.whole else ("from", "to")
+            word = ("between", "and") if self.both_ends else ("from", "to")
             return f"{word[0]} {_plainly(self.least)} {word[1]} {_plainly(self.most)}"
         return f"{self._lower} and {self._upper}"
 
 
-def at_least(least: float, most: float = MOST, note: str = "") -> Range:
+def at_least(least: float, most: float = MAX_COUNT, note: str = "") -> Range:
     return Range(least, most, note=note)
 
 
-def positive(most: float = MOST_FACTOR, note: str = "") -> Range:
+def positive(most: float = MAX_FACTOR, note: str = "") -> Range:
     return Range(0, most, above=True, note=note)
 
 
 def between(least: float, most: float) -> Range:
-    return Range(least, most, whole=True)
+    return Range(least, most, both_ends=True)
 
 
 def share(*, above: bool = False, below: bool = False) -> Range:
     """Return the range of a fraction, from 0 to 1; ``above`` excludes 0 and ``below`` excludes 1."""
-    return Range(0, 1, above, below, whole=True)
+    return Range(0, 1, above, below, both_ends=True)
 
 
 SEEDS = Range(-(2**63), 2**63 - 1)
@@ -115,7 +117,7 @@ Decay = Annotated[float, share(below=True)]
 """The decay rate of a moment in Adam-like optimizers."""
 Epsilon = Annotated[float, positive(most=1.0)]
 """The constant that Adam-like optimizers add to the denominator."""
-Factor = Annotated[float, at_least(0, most=MOST_FACTOR)]
+Factor = Annotated[float, at_least(0, most=MAX_FACTOR)]
 
 
 class Declared(NamedTuple):
@@ -184,7 +186,7 @@ def shown(value: Any) -> str:
         text = str(value) if isinstance(value, Real) else repr(value)
     except ValueError:  # more digits than Python prints
         return "a number of thousands of digits"
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}... ({len(text)} characters)"
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}... ({len(text)} characters)"
 
 
 def _plainly(number: float) -> str:

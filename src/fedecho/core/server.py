@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from math import isfinite
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -36,25 +35,15 @@ from fedecho.core.types import (
     Lost,
     Message,
     Refused,
+    Status,
 )
 from fedecho.core.versions import Versions
 
 S = TypeVar("S")
-MOST_REASON = 300
+MAX_REASON = 300
 """Maximum length of a reason. Clients may supply the text and must not fill the server's record."""
-MOST_CODE = 60
+MAX_CODE = 60
 UNMEASURED = Norms(0.0)
-
-
-class Status(StrEnum):
-    """The result of one message."""
-
-    ACCEPTED = "accepted"
-    REJECTED = "rejected"
-    LOST = "lost"
-    JOINED = "joined"
-    LEFT = "left"
-    IGNORED = "ignored"
 
 
 class OpenJob(NamedTuple):
@@ -160,12 +149,10 @@ class Server(Generic[S]):
             receipt = self._join(message.client)
         elif isinstance(message, Left):
             receipt = self._leave(message)
-        elif isinstance(message, Refused):
-            receipt = self._refuse(message)
         else:
             receipt = self._lose(message)
         if receipt.reason:
-            receipt = replace(receipt, reason=one_line(receipt.reason), code=one_line(receipt.code, MOST_CODE))
+            receipt = replace(receipt, reason=one_line(receipt.reason), code=one_line(receipt.code, MAX_CODE))
         self.counts[receipt.status] += 1
         if receipt.status in (Status.REJECTED, Status.LOST):
             self.reasons[receipt.code] += 1
@@ -207,15 +194,8 @@ class Server(Generic[S]):
         else:
             self.idle.add(update.client)
         self.state = call_receive(self.algorithm, self.state, Arrival(update, base, self.model))
-        return Receipt(
-            status=Status.ACCEPTED,
-            client=update.client,
-            dispatch=job.number,
-            base_version=job.base_version,
-            staleness=staleness,
-            norm=norms.delta,
-            metrics=update.metrics,
-        )
+        details = (job.number, job.base_version, staleness, norms.delta, update.metrics)
+        return Receipt(Status.ACCEPTED, update.client, "", "", *details)
 
     def _check(self, update: ClientUpdate, base: GlobalModel) -> tuple[Rejection | None, Norms]:
         """Return why an update to a job from ``base`` is rejected, or None, and its norms."""
@@ -241,31 +221,27 @@ class Server(Generic[S]):
         text = rejection.text
         if self.norm_monitor.rejected(client, self.model.version):
             until = self.norm_monitor.set_aside[client]
-            text = one_line(text, MOST_REASON - 65) + f"; the client is set aside until version {until}"
+            text = one_line(text, MAX_REASON - 65) + f"; the client is set aside until version {until}"
         else:
             self.idle.add(client)
         return Receipt(status, client, text, rejection.code, job.number, job.base_version, staleness)
-
-    def _refuse(self, refused: Refused) -> Receipt:
-        job = self.open.get(refused.client)
-        if job is None:
-            return Receipt(Status.IGNORED, refused.client, refused.reason)
-        staleness = self.model.version - self._close(refused.client, job).version
-        return self._reject(refused.client, job, staleness, Rejection(refused.code, refused.reason))
 
     def _close(self, client: int, job: OpenJob) -> GlobalModel:
         del self.open[client]
         return self.versions.release(job.base_version)
 
-    def _lose(self, lost: Lost | Left) -> Receipt:
-        job = self.open.get(lost.client)
+    def _lose(self, message: Lost | Left | Refused) -> Receipt:
+        client = message.client
+        job = self.open.get(client)
         if job is None:
-            return Receipt(Status.IGNORED, lost.client, lost.reason)
-        staleness = self.model.version - self._close(lost.client, job).version
-        if lost.code == CLIENT_FAILED:  # otherwise a client that fails at once would be given every free slot
-            return self._reject(lost.client, job, staleness, Rejection(lost.code, lost.reason), Status.LOST)
-        self.idle.add(lost.client)
-        return Receipt(Status.LOST, lost.client, lost.reason, lost.code, job.number, job.base_version, staleness)
+            return Receipt(Status.IGNORED, client, message.reason)
+        staleness = self.model.version - self._close(client, job).version
+        if isinstance(message, Refused):
+            return self._reject(client, job, staleness, Rejection(message.code, message.reason))
+        if message.code == CLIENT_FAILED:  # a strike: otherwise a client that fails at once would be given every free slot
+            return self._reject(client, job, staleness, Rejection(message.code, message.reason), Status.LOST)
+        self.idle.add(client)
+        return Receipt(Status.LOST, client, message.reason, message.code, job.number, job.base_version, staleness)
 
     def _join(self, client: int) -> Receipt:
         if client in self.open or (client in self.reported and client not in self.departed):
@@ -333,7 +309,7 @@ class Server(Generic[S]):
         self.norm_monitor = NormMonitor(self.admission, self.num_clients).from_tree(tree["gate"])
 
 
-def one_line(text: str, most: int = MOST_REASON) -> str:
+def one_line(text: str, most: int = MAX_REASON) -> str:
     """Replace control characters by spaces and shorten the text to ``most`` characters."""
     plain = "".join(character if character.isprintable() else " " for character in text[: 2 * most])
     return plain if len(plain) <= most else plain[: most - 3] + "..."

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Generic, TypeVar
 
 from torch import Tensor
@@ -115,6 +116,17 @@ def _check_code(message: Lost | Refused | Left) -> None:
 
 
 Message = ClientUpdate | Lost | Refused | Joined | Left
+
+
+class Status(StrEnum):
+    """How the server handled a message."""
+
+    ACCEPTED = "accepted"
+    REJECTED = "rejected"
+    LOST = "lost"
+    JOINED = "joined"
+    LEFT = "left"
+    IGNORED = "ignored"
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,7 @@ class Distiller:
     batch_norm: Literal["train", "frozen"] = "train"
     moments: Literal["carried", "fresh"] = "carried"
     teacher: TeacherRule = "mean"
-    trim: Annotated[float, Range(0, 0.5, below=True, whole=True)] = 0.2
+    trim: Annotated[float, Range(0, 0.5, below=True, both_ends=True)] = 0.2
     max_teacher_age: Annotated[int, at_least(0, note=" (the current buffer's)")] | None = None
     prior_correction: Annotated[float, share()] = 0.0
     prior_floor: Annotated[float, share(above=True)] = 0.01

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 import torch
 from torch import Tensor, nn
 
+from fedecho.core.algorithm import Algorithm
 from fedecho.core.layout import BoundNetwork
 from fedecho.core.task import Positions, TokenTask, defines
 from fedecho.core.types import Weights
@@ -49,7 +50,7 @@ class Student:
     def device(self) -> torch.device:
         return self.network.weights.params.device
 
-    def bank(self, distiller: "Distiller") -> Any:
+    def bank(self, distiller: "Distiller") -> Bank | TokenBank:
         """Return an empty bank for the results of ``infer``."""
         settings = (distiller.average, distiller.teacher, distiller.trim, distiller.keeping, distiller.correction)
         return Bank(self.num_unlabeled, self.num_classes(), self.device, *settings)
@@ -93,9 +94,10 @@ def _prepare(module: nn.Module, batch_norm: str) -> None:
 class Distils(Protocol):
     """An algorithm that distils into a student."""
 
-    distiller: "Distiller"
+    @property
+    def distiller(self) -> "Distiller": ...
 
-    def attached(self, student: Student) -> Any:
+    def attached(self, student: Student) -> Algorithm[Any]:
         """Return this algorithm with the student it distils into."""
         ...
 

@@ -77,7 +77,7 @@ class EagerSteps:
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 """Parameters of mallopt: how much free memory may stay at the heap's end, and from which size on a block is mapped."""
-KEPT, MAPPED = 1 << 30, 32 << 20
+TRIM_BYTES, MMAP_BYTES = 1 << 30, 32 << 20
 """Values for these parameters. 32 MB is glibc's maximum."""
 USER_SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
 """Environment variables by which the user configures malloc, which then stays as configured."""
@@ -91,7 +91,7 @@ def keep_heap() -> bool:
     try:
         libc = ctypes.CDLL(None)
         libc.gnu_get_libc_version  # noqa: B018 (only glibc has this function)
-        return bool(libc.mallopt(TRIM_THRESHOLD, KEPT)) and bool(libc.mallopt(MMAP_THRESHOLD, MAPPED))
+        return bool(libc.mallopt(TRIM_THRESHOLD, TRIM_BYTES)) and bool(libc.mallopt(MMAP_THRESHOLD, MMAP_BYTES))
     except (AttributeError, OSError, TypeError):
         return False
 

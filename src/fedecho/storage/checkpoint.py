@@ -250,7 +250,7 @@ def save_checkpoint(folder: Path, number: int, value: Any) -> Path:
     return path
 
 
-def load_checkpoint(folder: Path, say: Callable[[str], None] = lambda text: None) -> tuple[Any, dict[str, Tensor]] | None:
+def load_checkpoint(folder: Path, warn: Callable[[str], None] = lambda text: None) -> tuple[Any, dict[str, Tensor]] | None:
     """Return the newest intact checkpoint as (tree, tensors) for ``decode``, or None if the folder has no checkpoints."""
     paths = sorted(folder.glob("checkpoint-*.safetensors"), reverse=True)
     for path in paths:
@@ -259,7 +259,7 @@ def load_checkpoint(folder: Path, say: Callable[[str], None] = lambda text: None
                 raise CheckpointError("it is not a file")
             return _read(path)
         except (SafetensorError, OSError, KeyError, struct.error, ValueError, RecursionError) as error:
-            say(f"{path.name} is damaged ({error}); trying the one before")
+            warn(f"{path.name} is damaged ({error}); trying the previous one")
     if paths:
         raise CheckpointError(f"no checkpoint in {folder} is intact: start a new run in another folder")
     return None
