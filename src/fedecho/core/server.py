@@ -139,7 +139,10 @@ class Server(Generic[S]):
         return dispatches
 
     def receive(self, message: Message) -> Receipt:
-        """Process one message of the transport. A rejected message only frees the client's slot."""
+        """Process one message of the transport.
+
+        A rejected message frees the client's slot and adds a strike. It leaves the model and the algorithm's state unchanged.
+        """
         if type(message.client) is not int or not 0 <= message.client < self.num_clients:
             client = message.client if type(message.client) is int and abs(message.client) < 2**63 else -1
             receipt = Receipt(Status.REJECTED, client, f"client {brief(message.client)} is unknown", "unknown client")
