@@ -68,7 +68,7 @@ def check_stopped(folder: Path, ended: Ended, like: list[dict[str, Any]]) -> str
     assert "Traceback" not in ended.said, ended.said
     assert len(told) == 1, ended.said
     begun = (folder / RECORD).exists()
-    assert told[0].endswith(f"go on with: fedecho resume {folder}" if begun else "then start it again"), told
+    assert told[0].endswith(f"resume with: fedecho resume {folder}" if begun else "then start it again"), told
     left = [path.name for path in folder.iterdir()] if folder.exists() else []
     assert not [name for name in left if name.endswith((".part", ".lock"))], left
     if begun:

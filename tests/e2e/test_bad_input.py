@@ -103,7 +103,7 @@ LONG = "123456789012345678901234567890"
         ("task.partition.alpha=inf", ["task.partition.alpha must be at most 1000000000, got inf"]),
         ("admission.max_norm=inf", ["admission.max_norm must be at most 3.4e+38, got inf"]),
         ("privacy.noise_multiplier=inf", ["privacy.noise_multiplier must be at most", "got inf"]),
-        ("local.batch_size=5\nlocal.epochs=1", ["--set wants one key=value in one line"]),
+        ("local.batch_size=5\nlocal.epochs=1", ["--set needs one key=value on one line"]),
         ("runtimes.trace=~nobodyatall/x.csv", ["~nobodyatall/x.csv"]),
         ("algorithm.distiller.bank_memory=disk", ["algorithm.distiller.bank_memory", "'device'"]),
     ],
@@ -239,14 +239,14 @@ def test_folders(tmp_path: Path) -> None:
     one_clear_line(fedecho("resume", "absent"), "absent", "no run")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "run.jsonl").write_text("something else\n")
-    one_clear_line(fedecho("resume", "other"), "damaged or of another program")
+    one_clear_line(fedecho("resume", "other"), "damaged or not a FedEcho record")
     assert (tmp_path / "other" / "run.jsonl").read_text() == "something else\n"
 
 
 def test_a_folder_that_holds_a_model_of_somebody_elses_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "bert").mkdir()
     (tmp_path / "bert" / "model.safetensors").write_bytes(b"weights")
-    one_clear_line(fedecho("run", "digits", "--versions", "1", "--out", "bert"), "model.safetensors is not of a run")
+    one_clear_line(fedecho("run", "digits", "--versions", "1", "--out", "bert"), "model.safetensors does not belong to a run")
     assert [path.name for path in (tmp_path / "bert").iterdir()] == ["model.safetensors"]
     assert (tmp_path / "bert" / "model.safetensors").read_bytes() == b"weights"
 
@@ -255,7 +255,7 @@ def test_a_folder_that_holds_a_run_is_not_touched(tmp_path: Path) -> None:
     short = ["--versions", "2", "--set", "local.num_local_steps=1", "--set", "task.width=1"]
     assert fedecho("run", "digits", *short, "--out", "run").exit_code == 0
     before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
-    one_clear_line(fedecho("run", "digits", *short, "--out", "run"), "already holds a run", "finished")
+    one_clear_line(fedecho("run", "digits", *short, "--out", "run"), "already holds a finished run")
     one_clear_line(fedecho("compare", "digits", *short, "--out", "run"), "run holds a run", "another --out")
     assert fedecho("resume", "run").exit_code == 0  # finished: says so, changes nothing
     (tmp_path / "compared").mkdir()

@@ -154,11 +154,11 @@ def test_compare_runs_where_it_is_told(tmp_path: Path) -> None:
     record.write_text(record.read_text().replace('"execution":{', on_gpu, 1))
     mixed = CliRunner().invoke(app, [*words, "--out", "pooled"])
     assert mixed.exit_code == 2
-    assert "was computed on a GPU in bf16, and is now to be on a CPU" in mixed.stderr
+    assert "was computed on a GPU in bf16, but is to be resumed on a CPU" in mixed.stderr
     (record.parent / "summary.json").unlink()
     elsewhere = CliRunner().invoke(app, ["resume", str(record.parent), "--executor", "serial"])
     assert elsewhere.exit_code == 2
-    assert "was computed on a GPU in bf16, and is now to be on a CPU" in elsewhere.stderr
+    assert "was computed on a GPU in bf16, but is to be resumed on a CPU" in elsewhere.stderr
     refused = CliRunner().invoke(app, [*words, "--out", "wrong", "--executor", "pol"])
     assert refused.exit_code == 2
     assert "pol" in refused.stderr
@@ -220,11 +220,11 @@ def test_ctrl_c_stops_a_comparison_and_the_same_command_goes_on(tmp_path: Path) 
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in said
-    assert "the same command goes on" in said
+    assert "run the same command again to continue" in said
     _is_stopped_in_good_order(tmp_path / "both")
     again = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert again.returncode == 0, again.stderr
-    assert "begins anew" not in again.stderr
+    assert "starting from the beginning" not in again.stderr
     assert len(list((tmp_path / "both").rglob("summary.json"))) == 4
 
 
@@ -235,7 +235,7 @@ def test_a_comparison_that_is_told_to_end_leaves_no_process_behind(tmp_path: Pat
     process.send_signal(number)
     _, said = process.communicate(timeout=60)  # until the last process that has its stderr has ended
     assert process.returncode == (130 if number == signal.SIGTERM else -number)
-    assert ("the same command goes on" in said) == (number == signal.SIGTERM)
+    assert ("run the same command again to continue" in said) == (number == signal.SIGTERM)
     _is_stopped_in_good_order(tmp_path / "both")
 
 
@@ -299,8 +299,8 @@ def test_a_run_that_is_led_keeps_its_last_evaluation_when_it_is_told_to_stop(
 ) -> None:
     planned = compare.Planned("one", load("digits", algorithm="fedbuff", versions=2), tmp_path / "one")
     stop, real, news = threading.Event(), breaks.at, []
-    monkeypatch.setattr(signals, "_leader", stop.is_set)
-    monkeypatch.setattr(led, "NEWS_EVERY_S", 0.0)
+    monkeypatch.setattr(signals, "_parent_requests_stop", stop.is_set)
+    monkeypatch.setattr(led, "STATE_EVERY_S", 0.0)
     monkeypatch.setattr(state, "LONG_S", 0.0)
 
     def at(done: int, total: int) -> None:
@@ -308,9 +308,9 @@ def test_a_run_that_is_led_keeps_its_last_evaluation_when_it_is_told_to_stop(
         real(done, total)
 
     monkeypatch.setattr(classification, "at", at)
-    kind, (error, _) = led.outcome(pickle.dumps(partial(compare._run_one, planned)), news.append)
-    assert kind == "has failed"
+    kind, (error, _) = led.run_job(pickle.dumps(partial(compare._run_one, planned)), news.append)
+    assert kind == led.FAILED
     assert isinstance(error, Interrupted)
     assert "stopped at version 2 of 2" in str(error)
-    assert [told.version for kind, told in news if kind == "stands"][-1] == 2
+    assert [told.version for kind, told in news if kind == led.STATE][-1] == 2
     assert list((tmp_path / "one").glob("checkpoint-*"))

@@ -138,7 +138,7 @@ def test_a_shell_completes(tmp_path: Path) -> None:
     ("words", "parts"),
     [
         (["report", "nowhere"], ["nowhere", "fedecho run"]),
-        (["report", "."], ["holds no run"]),
+        (["report", "."], ["is not a run folder"]),
         (["watch", "nowhere"], ["nowhere"]),
         (["run", "digits", "--track", "tensorbord"], ["did you mean 'tensorboard'"]),
         (["run", "digits", "--sed", "1"], ["--seed"]),

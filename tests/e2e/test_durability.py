@@ -94,7 +94,7 @@ def test_a_disk_that_is_full_at_a_checkpoint_or_at_the_model(
         with pytest.raises(DiskFullError) as caught:
             simulate(small(), out=folder, checkpoint_s=0.0)
     assert str(caught.value).startswith(f"the disk is full: cannot write {folder / named}")
-    assert str(caught.value).endswith(f"(File too large); free some space, then go on with: fedecho resume {folder}")
+    assert str(caught.value).endswith(f"(File too large); free some space, then resume with: fedecho resume {folder}")
     after_a_full_disk(folder, whole)
 
 
@@ -230,7 +230,7 @@ def test_a_record_that_is_not_the_one_of_its_checkpoint_is_refused_before_anythi
     at = good.index(b'"event":"arrival"')
     for damaged in (good[: at + 20] + b"7" + good[at + 21 :], good[: at + 20], good[:at] + b" " + good[at:]):
         record.write_bytes(damaged)
-        with pytest.raises(ValueError, match=r"run\.jsonl is shorter or another than when its checkpoint was made"):
+        with pytest.raises(ValueError, match=r"run\.jsonl does not match its checkpoint"):
             resume(tmp_path)
         assert record.read_bytes() == damaged, "what is not understood is not touched"
     record.write_bytes(good + b'{"event":"arr')
@@ -245,7 +245,9 @@ def test_a_checkpoint_of_before_digests_still_resumes_and_one_of_another_kind_is
         path.unlink()
     named = dict(tree["map"])
     rewritten(tmp_path, {key: value for key, value in named.items() if key != "transport"}, tensors)
-    with pytest.raises(CheckpointError, match=r"is of another fedecho \(KeyError: 'transport'\); start in a new folder"):
+    with pytest.raises(
+        CheckpointError, match=r"was written by another version of fedecho \(KeyError: 'transport'\); start in a new folder"
+    ):
         resume(tmp_path)
     rewritten(tmp_path, {key: value for key, value in named.items() if key != "record_sha256"}, tensors)
     assert resume(tmp_path).summary.model_sha256 == whole
@@ -263,7 +265,7 @@ def test_damaged_files_of_a_run_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"summary\.json is damaged .*; remove it, then `fedecho resume"):
         Summary.read(tmp_path)
     (tmp_path / "run.jsonl").write_bytes((tmp_path / "run.jsonl").read_bytes() + b"[1]\n")
-    with pytest.raises(ValueError, match=r"run\.jsonl, line \d+ is no line of a run's record"):
+    with pytest.raises(ValueError, match=r"run\.jsonl, line \d+ is not a line of a run's record"):
         list(read_record(tmp_path))
 
 
@@ -275,7 +277,7 @@ def test_a_trace_that_has_changed_is_refused(tmp_path: Path) -> None:
     stopped(experiment, folder)
     trace.write_text(rows.replace("19,20", "19,21"))
     with pytest.raises(
-        ValueError, match=rf"the trace {trace} has changed since the run in {folder} began .* put the old one back"
+        ValueError, match=rf"the trace {trace} has changed since the run in {folder} began .* restore the old one"
     ):
         resume(folder)
     trace.unlink()

@@ -110,7 +110,7 @@ def test_a_part_of_another_kind_is_named(
     copies = dict(tensors)
     sealed(path, json.dumps({"map": list(forge(named, copies).items())}), copies)
     line = one_line(folder)
-    assert line.startswith(f"the checkpoint in {folder} is of another fedecho (")
+    assert line.startswith(f"the checkpoint in {folder} was written by another version of fedecho (")
     assert said in line
     assert line.endswith("); start in a new folder")
 

@@ -57,7 +57,7 @@ def test_a_full_disk_stops_the_run_and_it_goes_on(algorithm: str, tmp_path: Path
     mapped = experiment(algorithm, tmp_path)
     with monkeypatch.context() as patched:
         patched.setattr(os, "posix_fallocate", nearly_full)
-        with pytest.raises(DiskFullError, match=r"the disk is full: .* go on with: fedecho resume"):
+        with pytest.raises(DiskFullError, match=r"the disk is full: .* resume with: fedecho resume"):
             simulate(mapped, out=tmp_path / "run", checkpoint_s=0.0)
     assert resume(tmp_path / "run").summary.model_sha256 == simulate(experiment(algorithm)).summary.model_sha256
 

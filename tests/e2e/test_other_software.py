@@ -76,10 +76,8 @@ def test_an_edited_source_and_another_cpu_are_refused_and_named(tmp_path: Path) 
     (line,) = said.stderr.splitlines()
     was = read_header(folder)["software"]
     capability = "" if was["cpu"] == "DEFAULT" else f", CPU capability {was['cpu']}"
-    assert (
-        f"was computed by source files of fedecho {was['source']}{capability}, and is now to go on with source files of" in line
-    )
-    assert line.endswith("or go on all the same with --other-software (other_software=True), which its record will say")
+    assert f"was computed with source files of fedecho {was['source']}{capability}; resuming it with source files of" in line
+    assert line.endswith("or resume anyway with --other-software (other_software=True), which the record will note")
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
@@ -100,7 +98,7 @@ def test_what_differs_is_named(tmp_path: Path, software: dict[str, str], named: 
     said = CliRunner().invoke(app, ["resume", str(tmp_path)])
     assert said.exit_code == 2
     assert len(said.stderr.splitlines()) == 1
-    assert f"{tmp_path} was computed by {named}" in said.stderr
+    assert f"{tmp_path} was computed with {named}" in said.stderr
 
 
 def test_what_changes_no_number_is_not_compared(tmp_path: Path) -> None:
@@ -114,7 +112,7 @@ def test_the_flag_goes_on_and_the_record_says_so(tmp_path: Path) -> None:
     begun_by(tmp_path, torch="2.0.1")
     said = CliRunner().invoke(app, ["resume", str(tmp_path), "--other-software", "--quiet"])
     assert said.exit_code == 0, said.output
-    assert f"going on with other software: torch {torch.__version__} in place of 2.0.1" in said.stderr
+    assert f"resuming with other software: torch {torch.__version__} in place of 2.0.1" in said.stderr
     (line,) = [line for line in read_record(tmp_path) if line["event"] == "software"]
     assert line["software"]["torch"] == torch.__version__
     assert read_header(tmp_path)["software"]["torch"] == "2.0.1"
@@ -132,7 +130,7 @@ def test_a_run_that_was_let_go_on_is_of_its_new_software(tmp_path: Path) -> None
     for checkpoint in tmp_path.glob("checkpoint-*"):
         checkpoint.unlink()
     record.write_text(record.read_text().replace(torch.__version__, "2.0.2").replace("2.0.1", torch.__version__))
-    with pytest.raises(ValueError, match=r"was computed by torch 2\.0\.2, and is now to go on with torch"):
+    with pytest.raises(ValueError, match=r"was computed with torch 2\.0\.2; resuming it with torch"):
         resume(tmp_path)
 
 
@@ -163,7 +161,7 @@ def test_a_comparison_asks_the_same_before_it_starts_anything(tmp_path: Path, al
     options = {"executor": "serial", "other_software": allowed}
     plan = [Planned(name, small(), tmp_path / name, execution=options) for name in ("new", "begun")]
     if not allowed:
-        with pytest.raises(ValueError, match=r"begun was computed by torch 2\.0\.1"):
+        with pytest.raises(ValueError, match=r"begun was computed with torch 2\.0\.1"):
             run_all(plan, jobs=1, see=lambda *_: None)
         assert not (tmp_path / "new").exists()
         return

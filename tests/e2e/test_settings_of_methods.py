@@ -44,7 +44,7 @@ def test_a_setting_of_one_method_goes_to_it_alone_and_the_comparison_says_so(mon
 
     monkeypatch.setattr(comparison, "run_all", only_planned)  # which would start a process for each
     result = fedecho(*compared("--set", "algorithm.distiller.clip_norm=3"))
-    assert "--set algorithm.distiller.clip_norm=3 is for fedecho alone; fedbuff has no such setting" in result.stderr
+    assert "--set algorithm.distiller.clip_norm=3 applies to fedecho only; not a setting of fedbuff" in result.stderr
     assert [plan.label for plan in planned] == ["fedbuff seed 0", "fedecho seed 0"]
     fedbuff, fedecho_ = (to_config(plan.experiment)["algorithm"] for plan in planned)
     assert fedecho_["distiller"]["clip_norm"] == 3.0
@@ -134,6 +134,6 @@ def test_no_pointer_hides_a_name_of_ours() -> None:
 
 
 def test_a_method_or_a_set_in_the_place_of_a_recipe() -> None:
-    assert "fedavg is a method, not a recipe: give a recipe (`fedecho list`) and --algorithm fedavg" in refused("run", "fedavg")
+    assert "fedavg is a method, not a recipe: use a recipe (`fedecho list`) with --algorithm fedavg" in refused("run", "fedavg")
     assert "femnist is not included; there are cifar10" in refused("run", "femnist")
     assert "unknown algorithm 'fedxyz': it must be one of ca2fl" in refused("run", "digits", "--algorithm", "fedxyz")

@@ -477,4 +477,4 @@ def test_a_cell_begun_on_a_gpu_does_not_end_on_a_cpu(small_table: list[str], tmp
     on_gpu = '"execution":{"device":"a GPU","precision":"fp32","deterministic":true,'
     record.write_text(record.read_text().replace('"execution":{', on_gpu, 1))
     said = fedecho(*small_table, "--seeds", "0", code=2)
-    assert "was computed on a GPU in fp32, deterministic, and is now to be on a CPU" in said
+    assert "was computed on a GPU in fp32, deterministic, but is to be resumed on a CPU" in said

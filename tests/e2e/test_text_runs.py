@@ -231,13 +231,13 @@ def test_tables_name_every_stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_model_that_is_judged_as_it_is_can_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(signals, "_leader", lambda: True)
+    monkeypatch.setattr(signals, "_parent_requests_stop", lambda: True)
     small = ["task.model=tiny-llama", "task.max_new_tokens=2", "task.num_clients=6", "task.num_unlabeled=6"]
     settings = [word for setting in small for word in ("--set", setting)]
     only = ["--only", "before", "--only", "smollm2-135m-5-versions", "--seeds", "0"]
     made = CliRunner().invoke(app, ["table", "gsm8k", *only, "--executor", "serial", "--results", "mine", *settings])
     assert made.exit_code == 130, made.output
-    assert "stopped before the model was judged" in made.stderr
+    assert "stopped before the evaluation was complete" in made.stderr
     assert not list(tmp_path.rglob("*.json"))
 
 

@@ -194,7 +194,7 @@ def test_statistics_are_told_from_parameters_by_their_names_or_by_the_module() -
 
 
 def test_the_checks_of_an_experiment_hold_here_too() -> None:
-    with pytest.raises(ValueError, match="a buffer_size of 5 is more than a concurrency of 4"):
+    with pytest.raises(ValueError, match="buffer_size is 5, but only 4 clients train at once"):
         strategy(FedBuff(buffer_size=5))
     with pytest.raises(ValueError, match=r"algorithm.num_clients is 9"):
         strategy(CA2FL(buffer_size=2, num_clients=9))

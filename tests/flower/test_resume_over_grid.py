@@ -234,7 +234,7 @@ def test_a_run_that_gets_nowhere_ends(tmp_path: Path) -> None:
         return reply if order.metadata.message_type == "query" else Message(RecordDict(), reply_to=order)
 
     grid.spoil = spoil
-    words = r"not one of the last (\d+) jobs gave an update: every connected client failed in the same way \(unreadable\)"
+    words = r"none of the last (\d+) jobs returned an update: every connected client failed in the same way \(unreadable\)"
     with pytest.raises(ConfigError, match=f"{words}; the last one: the answer cannot be read") as caught:
         run(experiment, grid, tmp_path)
     assert 16 <= int(re.search(words, str(caught.value))[1]) <= 50, "eight clients, each at least twice"
@@ -252,7 +252,7 @@ def test_where_everybody_fails_in_many_ways_the_run_ends_later(tmp_path: Path) -
         return Message(Error(codes[place], "no"), reply_to=order) if place in codes else Message(RecordDict(), reply_to=order)
 
     grid.spoil = spoil
-    with pytest.raises(ConfigError, match="not one of the last 100 jobs gave an update; the last one"):
+    with pytest.raises(ConfigError, match="none of the last 100 jobs returned an update; the last one"):
         run(experiment, grid, tmp_path)
 
 
@@ -354,7 +354,7 @@ def test_a_stopped_deployed_run_goes_on_from_its_app_alone(tmp_path: Path) -> No
     before = (tmp_path / "run.jsonl").read_bytes()
     told = CliRunner().invoke(app, ["resume", str(tmp_path)])
     assert told.exit_code == 2
-    assert "submit its app again with the same run folder (fedecho submit)" in told.output
+    assert "submit its app again with the same run folder to resume it (fedecho submit)" in told.output
     for attempt in (lambda: resume(tmp_path), lambda: simulate(experiment, out=tmp_path)):
         with pytest.raises(ConfigError, match="submit its app again with the same run folder"):
             attempt()
@@ -398,7 +398,7 @@ def test_other_software_goes_on_only_where_it_is_allowed(tmp_path: Path) -> None
     record = tmp_path / "run.jsonl"
     assert {"source", "numpy", "cpu", "flwr"} <= set(read_header(tmp_path)["software"])
     record.write_text(record.read_text().replace(f'"torch":"{torch.__version__}"', '"torch":"2.0.1"', 1))
-    with pytest.raises(ConfigError, match=r"was computed by torch 2\.0\.1, and is now to go on with torch .* --other-software"):
+    with pytest.raises(ConfigError, match=r"was computed with torch 2\.0\.1; resuming it with torch .* --other-software"):
         run(experiment, grid_for(experiment), tmp_path)
     assert run(experiment, grid_for(experiment), tmp_path, other_software=True).num_versions == experiment.num_versions
     (line,) = [line for line in read_record(tmp_path) if line["event"] == "software"]

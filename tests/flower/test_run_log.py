@@ -104,7 +104,7 @@ def test_further_failures_are_counted_once_a_minute() -> None:
 def test_where_every_client_crashes_the_run_ends_and_says_why(logged: list[str], tmp_path: Path) -> None:
     grid = refusing(loop())
     words = (
-        r"not one of the last (\d+) jobs gave an update: every connected client failed in the same way \(client failed\); "
+        r"none of the last (\d+) jobs returned an update: every connected client failed in the same way \(client failed\); "
         r"the last one: its app raised: <class 'KeyError'>:<'img'>$"
     )
     with pytest.raises(ConfigError, match=words) as caught:

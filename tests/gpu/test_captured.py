@@ -84,7 +84,7 @@ def test_settings_of_the_distiller_and_a_partial_batch_of_u(data: Path, settings
 def test_what_cannot_be_captured_says_why(data: Path) -> None:
     parts = GpuParts(experiment(data, "fedbuff", "local.optimizer=adamw"), EXACT, torch.device("cpu"))
     assert "adamw" in parts.one_by_one
-    with pytest.raises(ValueError, match="DigitsTask cannot be put on a GPU"):
+    with pytest.raises(ValueError, match="DigitsTask cannot run on a GPU"):
         GpuParts(load("digits"), EXACT, torch.device("cpu"))
 
 

@@ -40,7 +40,7 @@ def test_they_are_asked_on_what_the_network_has(tmp_path: Path, monkeypatch: pyt
     assert (asked, said) == ([], []), "in float32, and on a CPU, there are none"
     parts._check_kernels()
     assert asked == [(num, *layer) for num in (7, 10) for layer in LAYERS]
-    assert said == ["BatchNorm is computed by torch's own operations, not by kernels of ours: they are wrong"]
+    assert said == ["BatchNorm uses torch operations instead of FedEcho's own kernels: they are wrong"]
 
 
 @pytest.mark.gpu
@@ -61,10 +61,12 @@ def test_a_run_goes_on_with_the_kernels_it_began_with(monkeypatch: pytest.Monkey
     monkeypatch.setattr(channel_ops, "FAULT", "a sum differs")
     without = execution.described()
     execution.check_same_kernels(Path("run"), without)
-    with pytest.raises(ValueError, match=r"run was computed with kernels of ours, which are not right here \(a sum differs\)"):
+    with pytest.raises(
+        ValueError, match=r"run was computed with FedEcho's own kernels, which fail their self-test here \(a sum differs\)"
+    ):
         execution.check_same_kernels(Path("run"), with_them)
     monkeypatch.setattr(channel_ops, "FAULT", "")
-    with pytest.raises(ValueError, match=r"run was computed without kernels of ours \(a sum differs\), which are right here"):
+    with pytest.raises(ValueError, match=r"run was computed without FedEcho's own kernels \(a sum differs\), which work here"):
         execution.check_same_kernels(Path("run"), without)
 
 

@@ -261,7 +261,7 @@ def test_under_mps_few_connections_and_one_line_when_there_are_none(tmp_path: Pa
         monkeypatch.delenv(gpu.CONNECTIONS, raising=False)
         if given is not None:
             monkeypatch.setenv(gpu.CONNECTIONS, given)
-        with pytest.raises(ValueError, match=rf"takes no further process: .* MPS .* now {wanted},") as found:
+        with pytest.raises(ValueError, match=rf"accepts no further process: .* MPS .* now {wanted},") as found:
             gpu.the_gpu()
         assert "\n" not in str(found.value)
         assert gpu.os.environ[gpu.CONNECTIONS] == wanted

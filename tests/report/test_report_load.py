@@ -51,7 +51,7 @@ def test_folders_are_found_below_and_each_once(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"nowhere.*fedecho run"):
         find_runs([tmp_path / "nowhere"])
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="holds no run"):
+    with pytest.raises(ValueError, match="is not a run folder"):
         find_runs([tmp_path / "empty"])
 
 
@@ -59,7 +59,7 @@ def test_a_damaged_record_is_named(tmp_path: Path) -> None:
     folder = write(tmp_path / "run", lines())
     with (folder / "run.jsonl").open("a") as file:
         file.write("no json\n")
-    with pytest.raises(ValueError, match=r"run\.jsonl, line \d+ is no line of a run's record; it is damaged"):
+    with pytest.raises(ValueError, match=r"run\.jsonl, line \d+ is not a line of a run's record: it is damaged"):
         read_run(folder)
 
 

@@ -15,9 +15,8 @@ import pytest
 import torch
 
 from fedecho.executors.worker_pool import WorkerError
-from fedecho.runs import job_processes as beside_
-from fedecho.runs import signals
-from fedecho.runs.job_processes import Say, Tell, beside, outcome
+from fedecho.runs import job_processes, signals
+from fedecho.runs.job_processes import FAILED, Report, Say, run_job, run_jobs
 from fedecho.runs.run import Interrupted
 from fedecho.runs.run_stats import RunState
 from fedecho.runs.signals import ShortageError, shortage, stop_signals
@@ -30,25 +29,25 @@ class StubbornError(Exception):
         super().__init__(f"{one} and {two}")
 
 
-def _work(number: int, tell: Tell, say: Say) -> int:
-    tell(RunState(3, version=number))
+def _work(number: int, report: Report, say: Say) -> int:
+    report(RunState(3, version=number))
     say(f"I am number {number}")
     return number * number
 
 
-def _until_stopped(folder: Path, tell: Tell, say: Say) -> None:
+def _until_stopped(folder: Path, report: Report, say: Say) -> None:
     """Lively, and in good order: asked to stop it has much to say, more than a pipe holds that nobody reads."""
     (folder / f"began-{os.getpid()}").touch()
     with stop_signals(say) as asked:
         while not asked():
-            tell(RunState(3))
+            report(RunState(3))
             time.sleep(0.02)
     say("x" * 1_000_000)
     (folder / f"kept-{os.getpid()}").touch()
     raise Interrupted("asked to stop")
 
 
-def _once_they_work(folder: Path, number: int, then: Exception | signal.Signals, tell: Tell, say: Say) -> None:
+def _once_they_work(folder: Path, number: int, then: Exception | signal.Signals, report: Report, say: Say) -> None:
     while len(list(folder.glob("began-*"))) < number:
         time.sleep(0.02)
     if isinstance(then, Exception):
@@ -57,7 +56,7 @@ def _once_they_work(folder: Path, number: int, then: Exception | signal.Signals,
     time.sleep(60)
 
 
-def _for_want_of_memory(folder: Path, how: str, tell: Tell, say: Say) -> str:
+def _for_want_of_memory(folder: Path, how: str, report: Report, say: Say) -> str:
     """It fails for as long as another is at work."""
     if how == "for ever" or not (folder / "over").exists():
         (folder / "tried").touch()
@@ -67,7 +66,7 @@ def _for_want_of_memory(folder: Path, how: str, tell: Tell, say: Say) -> str:
     return "done"
 
 
-def _at_work_until_another_tried(folder: Path, tell: Tell, say: Say) -> str:
+def _at_work_until_another_tried(folder: Path, report: Report, say: Say) -> str:
     while not (folder / "tried").exists():
         time.sleep(0.02)
     time.sleep(0.5)
@@ -75,7 +74,7 @@ def _at_work_until_another_tried(folder: Path, tell: Tell, say: Say) -> str:
     return "done"
 
 
-def _too_large_for_two(folder: Path, tell: Tell, say: Say) -> str:
+def _too_large_for_two(folder: Path, report: Report, say: Say) -> str:
     """Both fail together, and each fits alone."""
     (folder / f"tried-{os.getpid()}").touch()
     while len(list(folder.glob("tried-*"))) < 2:
@@ -85,7 +84,7 @@ def _too_large_for_two(folder: Path, tell: Tell, say: Say) -> str:
     return "done"
 
 
-def _does_not_leave(tell: Tell, say: Say) -> str:
+def _does_not_leave(report: Report, say: Say) -> str:
     threading.Thread(target=time.sleep, args=(600,)).start()
     return "done"
 
@@ -98,7 +97,7 @@ def test_results_news_and_words_come_by_label() -> None:
     seen: dict[str, int] = {}
     said: list[str] = []
     works = {f"work {number}": partial(_work, number) for number in range(3)}
-    got = beside(works, jobs=2, see=lambda label, state: seen.update({label: state.version}), say=said.append)
+    got = run_jobs(works, jobs=2, see=lambda label, state: seen.update({label: state.version}), say=said.append)
     assert got == {"work 0": 0, "work 1": 1, "work 2": 4}
     assert seen == {"work 0": 0, "work 1": 1, "work 2": 2}
     assert sorted(said) == [f"work {number}: I am number {number}" for number in range(3)]
@@ -109,7 +108,11 @@ def test_results_news_and_words_come_by_label() -> None:
     [
         (ValueError("a word of its own"), ValueError, "a word of its own"),
         (StubbornError(1, 2), RuntimeError, "StubbornError: 1 and 2"),
-        (signal.SIGSEGV, WorkerError, r"ends: its process ended without a word \(SIGSEGV\); the same command goes on"),
+        (
+            signal.SIGSEGV,
+            WorkerError,
+            r"ends: its process ended unexpectedly \(SIGSEGV\); run the same command again to continue",
+        ),
     ],
 )
 def test_one_that_fails_ends_the_others_in_good_order(
@@ -119,7 +122,7 @@ def test_one_that_fails_ends_the_others_in_good_order(
     others = {f"other {number}": partial(_until_stopped, tmp_path) for number in range(2)}
     works = others | {"ends": partial(_once_they_work, tmp_path, 2, _packed(then)), "never": _ignore}
     with pytest.raises(error, match=words) as raised:
-        beside(works, jobs=3, see=_ignore, say=_ignore)
+        run_jobs(works, jobs=3, see=_ignore, say=_ignore)
     assert len(list(tmp_path.glob("kept-*"))) == 2
     if isinstance(then, Exception):
         assert "in _once_they_work" in str(raised.value.__cause__), "where it was is told to whom a traceback is shown"
@@ -158,14 +161,14 @@ def test_a_request_to_all_processes_is_one(tmp_path: Path, number: signal.Signal
     for path in tmp_path.glob("began-*"):  # as a batch system does
         os.kill(int(path.name.removeprefix("began-")), number)
     said, _ = process.communicate(timeout=120)
-    assert said == "stopped; the same command goes on where it was\n"
+    assert said == "stopped; run the same command again to continue\n"
     assert len(list(tmp_path.glob("kept-*"))) == 2
 
 
 def two_long(folder: str) -> None:
     works = {"short": partial(_work, 3), **{f"long {n}": partial(_until_stopped, Path(folder)) for n in range(2)}}
     try:
-        beside(works, jobs=3, see=_ignore, say=_ignore)
+        run_jobs(works, jobs=3, see=_ignore, say=_ignore)
     except Interrupted as stopped:
         print(stopped)
 
@@ -174,10 +177,10 @@ def two_long(folder: str) -> None:
 def test_what_finds_too_little_memory_is_put_back_and_fewer_go_on(tmp_path: Path, how: str) -> None:
     said: list[str] = []
     works = {"large": partial(_at_work_until_another_tried, tmp_path), "second": partial(_for_want_of_memory, tmp_path, how)}
-    assert beside(works, jobs=2, see=_ignore, say=said.append) == {"large": "done", "second": "done"}
+    assert run_jobs(works, jobs=2, see=_ignore, say=said.append) == {"large": "done", "second": "done"}
     assert len(said) == 1
     assert said[0].startswith("second: ")
-    assert said[0].endswith("it is put back, and 1 at a time go on")
+    assert said[0].endswith("will retry with 1 at a time")
 
 
 def test_what_finds_too_little_memory_alone_fails(tmp_path: Path) -> None:
@@ -187,18 +190,18 @@ def test_what_finds_too_little_memory_alone_fails(tmp_path: Path) -> None:
     }
     said: list[str] = []
     with pytest.raises(ShortageError, match="others hold it"):
-        beside(works, jobs=2, see=_ignore, say=said.append)
-    assert said == ["second: others hold it: it is put back, and 1 at a time go on"]
+        run_jobs(works, jobs=2, see=_ignore, say=said.append)
+    assert said == ["second: others hold it: will retry with 1 at a time"]
 
 
 def test_two_that_fit_alone_are_done_one_after_the_other(tmp_path: Path) -> None:
     works = {name: partial(_too_large_for_two, tmp_path) for name in ("one", "two")}
-    assert beside(works, jobs=2, see=_ignore, say=_ignore) == {"one": "done", "two": "done"}
+    assert run_jobs(works, jobs=2, see=_ignore, say=_ignore) == {"one": "done", "two": "done"}
 
 
 def test_a_process_that_does_not_leave_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beside_, "LEAVES_IN_S", 0.5)
-    assert beside({"one": _does_not_leave}, jobs=1, see=_ignore, say=_ignore) == {"one": "done"}
+    monkeypatch.setattr(job_processes, "EXIT_TIMEOUT_S", 0.5)
+    assert run_jobs({"one": _does_not_leave}, jobs=1, see=_ignore, say=_ignore) == {"one": "done"}
     assert not multiprocessing.active_children()
 
 
@@ -207,15 +210,15 @@ def test_an_order_that_cannot_be_read_says_why() -> None:
         def __reduce__(self) -> tuple[object, tuple[str]]:
             return open, ("/nowhere/at/all",)
 
-    kind, (error, _) = outcome(pickle.dumps(Unreadable()), _ignore)
-    assert kind == "has failed"
+    kind, (error, _) = run_job(pickle.dumps(Unreadable()), _ignore)
+    assert kind == FAILED
     assert isinstance(error, FileNotFoundError)
 
 
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (MemoryError(), "not enough memory: no more could be had"),
+        (MemoryError(), "not enough memory: allocation failed"),
         (torch.OutOfMemoryError("CUDA out of memory. Tried\nand more"), "not enough memory: CUDA out of memory. Tried"),
         (RuntimeError("can't allocate memory: 9"), "not enough memory: can't allocate memory: 9"),
         (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED in x"), "not enough memory: CUBLAS_STATUS_ALLOC_FAILED in x"),

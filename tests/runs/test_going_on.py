@@ -17,7 +17,7 @@ def test_a_run_on_a_gpu_goes_on_there_in_the_same_arithmetic() -> None:
     assert as_before({"executor": "pool", "workers": 2})["executor"] == "pool"
     check_same_arithmetic(Path("run"), ON_GPU, Execution(executor="cuda", **EXACT))  # type: ignore[arg-type]
     for other in (Execution(), Execution(executor="cuda"), Execution(executor="cuda", precision="fp32")):
-        with pytest.raises(ValueError, match="run was computed on a GPU in fp32, deterministic, and is now to be on a"):
+        with pytest.raises(ValueError, match="run was computed on a GPU in fp32, deterministic, but is to be resumed on a"):
             check_same_arithmetic(Path("run"), ON_GPU, other)
 
 

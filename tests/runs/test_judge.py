@@ -36,7 +36,7 @@ class Breaking:
         self.which, self.num, self.seen = which, 0, list[tuple[int, int]]()
         self.made_up = list[tuple[int, float]]()
 
-    def judged(self, version: int, now: float, scores: dict[str, float]) -> None:
+    def late_evaluation(self, version: int, now: float, scores: dict[str, float]) -> None:
         self.made_up.append((version, scores["accuracy"]))
 
     def __call__(self, moment: Any, scores: Any) -> None: ...
@@ -52,10 +52,10 @@ class Breaking:
 def test_a_run_that_is_stopped_in_an_evaluation_makes_it_up(tmp_path: Path, first: int, version: int) -> None:
     """Of version 2, or of the last; and stopped once more in the very same evaluation."""
     whole = simulate(small(), out=tmp_path / "whole")
-    with pytest.raises(Interrupted, match=f"stopped at version {version} of 4; go on with"):
+    with pytest.raises(Interrupted, match=f"stopped at version {version} of 4; resume with"):
         simulate(small(), out=tmp_path / "run", watch=Breaking(first), checkpoint_s=1000)
     assert sum(line["event"] == "evaluation" for line in lines(tmp_path / "run")) == first
-    with pytest.raises(Interrupted, match=f"stopped at version {version} of 4; go on with"):
+    with pytest.raises(Interrupted, match=f"stopped at version {version} of 4; resume with"):
         resume(tmp_path / "run", watch=Breaking(0))
     last = Breaking()
     ended = resume(tmp_path / "run", watch=last)

@@ -110,7 +110,7 @@ def test_a_file_as_large_as_the_disk_is_not_read_whole(tmp_path: Path, name: str
     folder = write(tmp_path / "run", lines())
     with (folder / name).open("ab") as file:
         file.truncate(64 << 30)
-    with pytest.raises(ValueError, match=r"run\.jsonl, line \d+ has more|summary\.json: it has more") as caught:
+    with pytest.raises(ValueError, match=r"run\.jsonl, line \d+ is longer|summary\.json: it has more") as caught:
         report_of([folder])
     assert "\n" not in str(caught.value)
 
@@ -121,7 +121,7 @@ def test_an_odd_header_is_named(tmp_path: Path, name: str) -> None:
     told = lines()
     told[0][name] = value
     folder = write(tmp_path / "run", told)
-    with pytest.raises(ValueError, match=r"run\.jsonl, line 1: .*; the record is damaged or of another program") as caught:
+    with pytest.raises(ValueError, match=r"run\.jsonl, line 1: .*; the record is damaged or not a FedEcho record") as caught:
         read_header(folder)
     assert said in str(caught.value)
 
@@ -154,7 +154,7 @@ def test_a_later_versions_fields_and_events_are_passed_over(tmp_path: Path) -> N
     ("text", "said"),
     [
         ("5", "it must be a table, got 5"),
-        ("[" * 100_000, "nested too deep"),
+        ("[" * 100_000, "nested too deeply"),
         (json.dumps(SUMMARY), "algorithm is missing"),
         (json.dumps(SUMMARY | {"algorithm": "a", "seed": 0, "reasons": {"x": None}}), "reasons.x must be a whole number"),
         (json.dumps(SUMMARY | {"algorithm": "a", "seed": 0, "privacy": {"delta": 1}}), "privacy.largest_epsilon is missing"),

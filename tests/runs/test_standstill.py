@@ -11,16 +11,16 @@ from fedecho.core.admission import NOT_FINITE
 from fedecho.core.loop import Moment
 from fedecho.core.server import Receipt
 from fedecho.runs.run import Interrupted
-from fedecho.runs.run_stats import DivergedError, Standstill
+from fedecho.runs.run_stats import DivergedError, StallGuard
 
 ACCEPTED, REJECTED = Receipt("accepted", 0), Receipt("rejected", 0, reason="it is too long", code="norm")
 NAN = Receipt("rejected", 0, reason="delta is not finite", code=NOT_FINITE)
 
 
 def seen(*receipts: Receipt) -> None:
-    standstill = Standstill(load("digits"))
+    guard = StallGuard(load("digits"))
     for receipt in receipts:
-        standstill.see(receipt)
+        guard.see(receipt)
 
 
 @pytest.mark.parametrize("refused", [1, 9])
@@ -76,7 +76,7 @@ def test_other_scores_may_be_undefined(name: str, value: float) -> None:
 def test_a_resumed_run_goes_on_counting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counts: list[int] = []
 
-    def see(self: Standstill, receipt: Receipt) -> None:
+    def see(self: StallGuard, receipt: Receipt) -> None:
         counts.append(self.not_finite)
         self.not_finite += 1
 
@@ -84,7 +84,7 @@ def test_a_resumed_run_goes_on_counting(tmp_path: Path, monkeypatch: pytest.Monk
         if len(counts) == 12:
             raise Interrupted("here")
 
-    monkeypatch.setattr(Standstill, "see", see)
+    monkeypatch.setattr(StallGuard, "see", see)
     with pytest.raises(Interrupted):
         simulate(load("digits", algorithm="fedbuff", versions=4), out=tmp_path, checkpoint_s=0, watch=stop)
     before = len(counts)

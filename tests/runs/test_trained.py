@@ -44,7 +44,7 @@ def test_the_model_of_a_run_is_judged_as_its_summary_says(tmp_path: Path) -> Non
     assert not module.training
     assert experiment.task.evaluate(module)["accuracy"] == result.accuracy == result.summary.final_accuracy
     said = fedecho("export", str(tmp_path / "run"), "--out", str(tmp_path / "new"), code=2)
-    assert "DigitsTask has no format but its tensors' own" in said
+    assert "models of DigitsTask have no export format" in said
     assert "fedecho.trained(" in said
     assert not (tmp_path / "new").exists()
 
@@ -117,7 +117,7 @@ def test_where_an_export_goes(world: Path, tmp_path: Path, monkeypatch: pytest.M
         file.write("2\t1\t2\ta third\tclass\n")
     said = fedecho("export", str(tmp_path / "run"), "--out", "new", code=2)
     assert "does not fit the task" in said
-    assert "are its model and its data what the run had?" in said.replace("\n", " ")
+    assert "check that its model and data are those of the run" in said.replace("\n", " ")
 
 
 def test_what_cannot_be_exported_is_a_line(tmp_path: Path) -> None:
@@ -129,19 +129,19 @@ def test_what_cannot_be_exported_is_a_line(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         simulate(experiment, out=run, watch=stop)
-    assert "has not come to its end" in fedecho("export", str(run), "--out", new, code=2)
+    assert "holds an unfinished run" in fedecho("export", str(run), "--out", new, code=2)
     assert "no run" in fedecho("export", str(tmp_path / "nothing"), "--out", new, code=2)
     shutil.rmtree(run)
     simulate(experiment, out=run)
     assert "is there already" in fedecho("export", str(run), "--out", str(run), code=2)
     whole = load_file(run / "model.safetensors")
     save_file({name: tensor + 1 for name, tensor in whole.items()}, run / "model.safetensors", metadata={"format": "pt"})
-    assert "is not the model that the run ended with" in fedecho("export", str(run), "--out", new, code=2)
+    assert "is not the model of this run" in fedecho("export", str(run), "--out", new, code=2)
     (run / "model.safetensors").write_bytes(b"damaged")
     assert "cannot read" in fedecho("export", str(run), "--out", new, code=2)
     header, _, rest = (run / "run.jsonl").read_text().partition("\n")
     (run / "run.jsonl").write_text(json.dumps(json.loads(header) | {"config": None}) + "\n" + rest)
-    with pytest.raises(ConfigError, match=r"a task or method of its own: give its experiment"):
+    with pytest.raises(ConfigError, match=r"used your own task or method: give its experiment"):
         trained(run)
 
 

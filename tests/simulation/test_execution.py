@@ -24,10 +24,10 @@ from fedecho.runs.execution import Execution, visible_gpus
         ({"executor": "pool", "device": "cuda", "gpus": ()}, "--executor pool --device cuda needs NVIDIA GPUs"),
         (
             {"executor": "pool", "device": "cuda", "workers": 3, "gpus": ("0", "1")},
-            r"--workers 3 need a GPU each, and torch sees 2 here \(0, 1\): ask for fewer",
+            r"--workers 3 needs one GPU per worker, but torch sees only 2 \(0, 1\): lower --workers",
         ),
-        ({"executor": "pool", "workers": 4001}, "--workers 4001 is more than this machine's cores can use"),
-        ({"executor": "pool", "address": "auto"}, "--address auto is of a Ray cluster: it goes with --executor ray, not pool"),
+        ({"executor": "pool", "workers": 4001}, "--workers 4001 is too many for this machine's cores"),
+        ({"executor": "pool", "address": "auto"}, "--address auto needs --executor ray, got pool"),
     ],
 )
 def test_what_cannot_be_is_said_before_any_work(told: dict[str, Any], said: str) -> None:

@@ -59,21 +59,21 @@ def test_a_sink_that_fails_is_switched_off_in_one_line_and_the_others_go_on() ->
     tracker.close()
     assert len(good.seen) == 4
     assert sorted(said) == [
-        "--track bad is switched off: ConnectionError: no route",
-        "--track worse is switched off: ZeroDivisionError: division by zero",
+        "--track bad is disabled: ConnectionError: no route",
+        "--track worse is disabled: ZeroDivisionError: division by zero",
     ]
 
 
 def test_a_sink_that_hangs_does_not_hold_the_run() -> None:
     said: list[str] = []
     release = threading.Event()
-    tracker = Tracker({"slow": lambda: Notes(hang=release)}, said.append, room=2)
+    tracker = Tracker({"slow": lambda: Notes(hang=release)}, said.append, queue_size=2)
     run(tracker)
     began = time.monotonic()
-    tracker.close(patience_s=0.1)
+    tracker.close(timeout_s=0.1)
     assert time.monotonic() - began < 2
-    assert any("left behind" in text for text in said)
-    assert any("were not passed on" in text for text in said)
+    assert any("is abandoned" in text for text in said)
+    assert any("were not logged" in text for text in said)
     release.set()
 
 

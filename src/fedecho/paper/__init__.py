@@ -1,1 +1,1 @@
-"""The paper's tables: what a cell runs, its result, and the tables made of them."""
+"""The paper's tables: their cells, the results of our runs, and rendering."""

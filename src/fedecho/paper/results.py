@@ -1,4 +1,4 @@
-"""Results: one small file per cell with all that is needed to run it again, and the filling of missing cells."""
+"""Results of table cells: one file per cell with everything needed to rerun it, and running the missing cells."""
 
 import json
 import os
@@ -15,12 +15,12 @@ from fedecho.paper.tables import Cell
 from fedecho.paper.text_tables import first_of
 from fedecho.runs.build import assembled, distiller_of, one_thread
 from fedecho.runs.config import ConfigError, completed, differences, to_config
-from fedecho.runs.evaluation import Judge
+from fedecho.runs.evaluation import Evaluator
 from fedecho.runs.execution import Execution, check_same_arithmetic
 from fedecho.runs.experiment import Experiment
 from fedecho.runs.folder import FolderInUse
 from fedecho.runs.identity import check_same, config_of, header_of, is_finished, notes_of
-from fedecho.runs.job_processes import Say, See, Tell, beside
+from fedecho.runs.job_processes import Report, Say, See, run_jobs
 from fedecho.runs.record import RECORD, Line, read_header, read_record
 from fedecho.runs.run import CHECKPOINT_S, Interrupted, simulate
 from fedecho.runs.run_stats import DivergedError, Following, RunState, Watch
@@ -32,7 +32,7 @@ from fedecho.storage.user_files import MIB, read_bytes
 
 @dataclass(frozen=True)
 class CellResult:
-    """A finished cell: its summary, its evaluations, its configuration and where it ran."""
+    """The result of a cell: its summary, evaluations, configuration and environment."""
 
     cell: str
     summary: dict[str, Any]
@@ -44,16 +44,16 @@ class CellResult:
     commit: str
     notes: dict[str, str] = field(default_factory=dict)
     diverged: str = ""
-    """Why the run was given up, with the version it came to in its summary; it has no accuracy then."""
+    """Why the run was aborted, or empty. A diverged run has no accuracy; its summary has the last version."""
 
     @property
     def accuracy(self) -> float:
         return float(self.summary["last10_accuracy"])
 
     def score(self, name: str) -> "Score | None":
-        """The mean over the evaluations that ``accuracy`` is the mean of; of the last alone where the others were not kept.
+        """A score's mean over the last ten evaluations, like ``accuracy``, or of the last one if the others were not kept.
 
-        ``best_accuracy`` and ``final_accuracy`` are a run's own.
+        Scores in the summary, such as ``best_accuracy``, are returned as they are.
         """
         if name in self.summary:
             return Score(float(self.summary[name]))
@@ -65,7 +65,7 @@ class CellResult:
 
     @property
     def stand_in(self) -> str:
-        """What took the place of the paper's own model or data; empty if nothing did."""
+        """What replaced the paper's model or data. Empty if nothing did."""
         return self.notes.get("stand_in", "")
 
 
@@ -76,45 +76,45 @@ class Score:
 
 
 def path_of(results: Path, cell: Cell) -> Path:
-    kept = first_of(cell)
-    return results / kept.table / f"{kept.slug}.json"
+    first = first_of(cell)
+    return results / first.table / f"{first.slug}.json"
 
 
 def run_folder(runs: Path, cell: Cell) -> Path:
-    kept = first_of(cell)
-    return runs / kept.table / kept.slug
+    first = first_of(cell)
+    return runs / first.table / first.slug
 
 
 def read_result(results: Path, cell: Cell) -> CellResult | None:
-    """What is kept of a cell; an error if that was made with other settings."""
+    """Read the result of a cell, or None if it has not run. A result with other settings is an error."""
     path = path_of(results, cell)
     if not path.is_file():
         return None
-    wanted = to_config(first_of(cell).experiment())
+    expected = to_config(first_of(cell).experiment())
     try:
-        kept = CellResult(**json.loads(read_bytes(path, 64 * MIB)))
-        others = _other_settings(wanted, completed(kept.config), cell.row.untrained)
-        _check_whole(kept)
+        result = CellResult(**json.loads(read_bytes(path, 64 * MIB)))
+        others = _other_settings(expected, completed(result.config), cell.row.untrained)
+        _check_complete(result)
     except (ValueError, RecursionError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{path} is damaged ({error}); remove it to run the cell again") from None
     if others:
         raise ConfigError(
-            f"{path} was made with other settings ({'; '.join(others[:3])}): give the same --set, or another --results folder"
+            f"{path} was made with other settings ({'; '.join(others[:3])}): use the same --set, or another --results folder"
         )
-    return kept
+    return result
 
 
-def _check_whole(kept: CellResult) -> None:
-    """Has it all that a table is made of? A run that diverged may never have been judged."""
-    if not kept.diverged and not (isinstance(kept.accuracy, float) and kept.evaluations):
+def _check_complete(result: CellResult) -> None:
+    """Check that a result has everything that tables show. A diverged run may have no evaluations."""
+    if not result.diverged and not (isinstance(result.accuracy, float) and result.evaluations):
         raise TypeError("it has no evaluations")
-    if not (isinstance(kept.execution, dict) and isinstance(kept.notes, dict) and "torch" in kept.software):
+    if not (isinstance(result.execution, dict) and isinstance(result.notes, dict) and "torch" in result.software):
         raise TypeError("it does not say where it ran")
 
 
 def _other_settings(ours: Line, theirs: Line, untrained: bool) -> list[str]:
-    """Wherever its data were. What a fedecho of before did not know yet has its default."""
-    if untrained:  # it does not matter how it would be trained
+    """The settings that differ, except for the location of the data."""
+    if untrained:  # training settings do not matter
         ours, theirs = {"task": ours["task"]}, {"task": theirs["task"]}
     for tree in (ours, theirs):
         tree["task"].pop("data_dir", None)
@@ -131,24 +131,24 @@ def run_cell(
     watch: Watch | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> CellResult:
-    """Run a cell, or go on with it where it was stopped, and keep its result."""
+    """Run or resume a cell and save its result."""
     experiment, folder = cell.experiment(), run_folder(runs, cell)
     if cell.row.untrained:
-        return _kept(results, cell, _untrained(cell, experiment, Execution(**options), watch, say))
+        return _saved(results, cell, _untrained(cell, experiment, Execution(**options), watch, say))
     resume = (folder / RECORD).exists()
     if resume:
         check_same_arithmetic(folder, read_header(folder)["execution"], Execution(**options))
     try:
-        if is_finished(folder):  # it was stopped between its end and this
+        if is_finished(folder):  # an earlier process was stopped before it saved the result
             check_same(folder, experiment)
         else:
             simulate(experiment, out=folder, resume=resume, checkpoint_s=checkpoint_s, watch=watch, say=say, **options)
         summary, diverged = asdict(Summary.read(folder)), ""
     except DivergedError as error:
         say(str(error))
-        summary, diverged = _so_far(folder), str(error)
+        summary, diverged = {"num_versions": _last_version(folder)}, str(error)
     header = read_header(folder)
-    kept = CellResult(
+    result = CellResult(
         cell=first_of(cell).slug,
         summary=summary,
         evaluations=_evaluations(folder),
@@ -160,23 +160,22 @@ def run_cell(
         notes=notes_of(experiment.task),
         diverged=diverged,
     )
-    return _kept(results, cell, kept)
+    return _saved(results, cell, result)
 
 
-def _so_far(folder: Path) -> dict[str, Any]:
-    """How far a run came that was given up."""
-    return {"num_versions": max((line["version"] for line in read_record(folder) if line["event"] == "version"), default=0)}
+def _last_version(folder: Path) -> int:
+    return max((line["version"] for line in read_record(folder) if line["event"] == "version"), default=0)
 
 
 def _untrained(
     cell: Cell, experiment: Experiment, execution: Execution, watch: Watch | None, say: Callable[[str], None]
 ) -> CellResult:
-    """The model as it was, evaluated once."""
+    """Evaluate the untrained model once."""
     began = time.perf_counter()
     with one_thread(), assembled(experiment, execution) as simulation, stop_signals(say) as stop:
-        scores = Judge(simulation, watch, stop).scores()
+        scores = Evaluator(simulation, watch, stop).scores()
         if scores is None:
-            raise Interrupted("stopped before the model was judged; the same command begins that again")
+            raise Interrupted("stopped before the evaluation was complete; run the same command again to repeat it")
         header = header_of(simulation, config_of(experiment), simulation.execution.described())
     accuracy, real_s = scores["accuracy"], round(time.perf_counter() - began, 3)
     summary = {"num_versions": 0, "last10_accuracy": accuracy, "final_accuracy": accuracy, "scores": scores, "real_s": real_s}
@@ -193,11 +192,11 @@ def _untrained(
     )
 
 
-def _kept(results: Path, cell: Cell, kept: CellResult) -> CellResult:
+def _saved(results: Path, cell: Cell, result: CellResult) -> CellResult:
     target = path_of(results, cell)
     target.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(target, (json.dumps(asdict(kept), indent=1) + "\n").encode())
-    return kept
+    write_atomically(target, (json.dumps(asdict(result), indent=1) + "\n").encode())
+    return result
 
 
 def _evaluations(folder: Path) -> list[Line]:
@@ -211,42 +210,42 @@ def _unlabeled(experiment: Any) -> str:
 
 
 def commit() -> str:
-    """The commit of the checkout this runs from; FEDECHO_COMMIT says it where there is no checkout."""
+    """The git commit of this code, or FEDECHO_COMMIT if set (for installs without a checkout)."""
     if "FEDECHO_COMMIT" in os.environ:
         return os.environ["FEDECHO_COMMIT"]
     here = Path(__file__).parent
-    found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=False)  # noqa: S607
-    return found.stdout.strip() if found.returncode == 0 else ""
+    git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=False)  # noqa: S607
+    return git.stdout.strip() if git.returncode == 0 else ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Filling:
-    """Where results are kept and runs are, and how they are computed, in the words of ``simulate``."""
+    """How missing cells are run: the folders for results and runs, and keyword arguments for ``simulate``."""
 
     results: Path
     runs: Path
     options: dict[str, Any]
     checkpoint_s: float = CHECKPOINT_S
 
-    def run(self, cell: Cell, tell: Tell, say: Say) -> None:
-        """What another process has taken is its own."""
+    def run(self, cell: Cell, report: Report, say: Say) -> None:
+        """Run a cell, unless it has a result or another process is running it."""
         if read_result(self.results, cell) is not None:
             return
-        watch = Following(run_folder(self.runs, cell), RunState(cell.experiment().num_versions), tell)
+        watch = Following(run_folder(self.runs, cell), RunState(cell.experiment().num_versions), report)
         try:
             run_cell(cell, **vars(self), watch=watch, say=say)
         except FolderInUse as error:
-            say(f"passed over: {error}")
+            say(f"skipped: {error}")
 
 
 def fill(filling: Filling, cells: Sequence[Cell], *, jobs: int, see: See, say: Say) -> None:
-    """Run the cells, one after another here, or several at a time in processes of their own."""
+    """Run the cells: one after another in this process, or ``jobs`` at a time in processes of their own."""
     if jobs == 1:
         for cell in cells:
-            filling.run(cell, partial(see, cell.slug), partial(_by_name, say, cell.slug))
+            filling.run(cell, partial(see, cell.slug), partial(_say_with_label, say, cell.slug))
     elif cells:
-        beside({cell.slug: partial(filling.run, cell) for cell in cells}, jobs=jobs, see=see, say=say)
+        run_jobs({cell.slug: partial(filling.run, cell) for cell in cells}, jobs=jobs, see=see, say=say)
 
 
-def _by_name(say: Say, name: str, text: str) -> None:
-    say(f"{name}: {text}")
+def _say_with_label(say: Say, label: str, text: str) -> None:
+    say(f"{label}: {text}")

@@ -13,7 +13,7 @@ METHODS = {"FedBuff": "fedbuff", "CA2FL": "ca2fl", "FedAC": "fedac", "FADAS": "f
 
 @dataclass(frozen=True)
 class Row:
-    """A method with its settings. ``control`` rows are ours alone and stand apart; an ``untrained`` one is the model as it was."""
+    """A method with its settings. ``control`` rows are not in the paper; ``untrained`` ones evaluate the initial model."""
 
     label: str
     algorithm: str
@@ -30,7 +30,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """One experiment of a table with one seed, and with a user's own settings on top."""
+    """One experiment of a table with one seed, and the user's own settings on top."""
 
     table: str
     row: Row
@@ -54,10 +54,11 @@ class Cell:
 
 @dataclass(frozen=True)
 class PaperTable:
-    """``values[row label, column label]`` is the paper's mean and deviation, where it gives one.
+    """A table of the paper.
 
-    ``scores`` are further numbers of a run that are shown beside the accuracy, name in the record or the summary -> heading;
-    ``names_stand_ins`` adds to every row what took the place of what.
+    ``values[row label, column label]`` is the paper's mean and its deviation, or None if the paper has none. ``scores`` are
+    further columns: the name in the record or summary, and the heading. ``names_stand_ins`` shows in every row which model or
+    data replaced the paper's.
     """
 
     name: str
@@ -74,7 +75,7 @@ class PaperTable:
         return Cell(self.name, row, column, seed, self.recipe, self.own)
 
     def cells(self, seeds: tuple[int, ...]) -> Iterator[Cell]:
-        """Of a model that is not trained, for the first seed only: it is the same for all."""
+        """All cells, by seed. Untrained rows only have a cell for the first seed: they are the same for all."""
         for seed in seeds:
             for column in self.columns:
                 for row in self.rows:
@@ -95,7 +96,7 @@ def _columns(first: float, second: float) -> tuple[Column, ...]:
 
 
 def values_of(rows: tuple[Row, ...], columns: tuple[Column, ...], figures: str) -> Values:
-    """One line of figures a row, ``mean/deviation`` a column; without the deviation where the paper gives none."""
+    """Parse figures: one line per row, ``mean/deviation`` or ``mean`` per column."""
     table: Values = {}
     for row, line in zip((row for row in rows if not row.control), figures.strip().splitlines(), strict=True):
         for column, figure in zip(columns, line.split(), strict=True):
@@ -118,7 +119,7 @@ CONTROLS = (
     Row(
         "control: FedEcho, teachers of the current buffer", "fedecho", ("algorithm.distiller.max_teacher_age=0",), control=True
     ),
-    # Whether a seed's result is its partition's or its training's: of seed 0 the one, of seed 1 the other says something new.
+    # Separates the effect of a seed's partition from that of its training.
     Row("control: FADAS, seed 1's partition", "fadas", ("task.seed=1",), control=True),
     Row("control: FADAS, seed 0's partition", "fadas", ("task.seed=0",), control=True),
 )
@@ -146,8 +147,8 @@ ALPHA_ROWS = (
 )
 CLIP_ROWS = tuple(Row(f"nu={nu}", "fedecho", (f"algorithm.distiller.clip_norm={nu}",)) for nu in (1, 5, "inf"))
 
-BESIDE = (("final_accuracy", "final"), ("best_accuracy", "best"))
-"""The paper does not say which evaluations its figures are of."""
+ACCURACIES = (("final_accuracy", "final"), ("best_accuracy", "best"))
+"""Shown as well, because the paper does not say which evaluations its figures come from."""
 
 TABLES: dict[str, PaperTable] = {
     "cifar10": PaperTable(
@@ -169,7 +170,7 @@ TABLES: dict[str, PaperTable] = {
             74.93/1.75 80.68/1.35 72.95/5.20 81.27/1.71
             """,
         ),
-        scores=BESIDE,
+        scores=ACCURACIES,
     ),
     "cifar100": PaperTable(
         "cifar100",
@@ -190,7 +191,7 @@ TABLES: dict[str, PaperTable] = {
             48.04/0.55 57.58/0.13 49.23/0.45 62.04/0.20
             """,
         ),
-        scores=BESIDE,
+        scores=ACCURACIES,
     ),
     "samples": PaperTable(
         "samples",
@@ -199,7 +200,7 @@ TABLES: dict[str, PaperTable] = {
         SAMPLE_ROWS,
         ONE,
         values_of(SAMPLE_ROWS, ONE, "61.86/6.05\n67.91/6.22\n75.39/2.93\n77.03/0.43"),
-        scores=BESIDE,
+        scores=ACCURACIES,
     ),
     "alpha": PaperTable(
         "alpha",
@@ -208,7 +209,7 @@ TABLES: dict[str, PaperTable] = {
         ALPHA_ROWS,
         ONE,
         values_of(ALPHA_ROWS, ONE, "71.01/2.79\n74.86/3.14\n74.92/2.54\n75.39/2.93"),
-        scores=BESIDE,
+        scores=ACCURACIES,
     ),
     "clip": PaperTable(
         "clip",
@@ -217,6 +218,6 @@ TABLES: dict[str, PaperTable] = {
         CLIP_ROWS,
         ONE,
         values_of(CLIP_ROWS, ONE, "74.38/2.67\n75.39/2.93\n74.14/2.07"),
-        scores=BESIDE,
+        scores=ACCURACIES,
     ),
 }

@@ -1,4 +1,4 @@
-"""The paper's two text tables, and which cells of all tables share one run."""
+"""The paper's two text tables, and the cells of all tables that share one run."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,13 +10,14 @@ from fedecho.runs.experiment import Experiment
 
 ECHO = Row("FedEcho", "fedecho")
 SMALL_LR = ("local.client_lr=3e-5", "algorithm.server_lr=3e-5")
-"""At the paper's .1 an adaptive step is about .1 in every weight; its FADAS, 68.38 ± 0.00, is the majority class's share."""
-TAMED = (
+"""With the paper's 0.1, an adaptive step moves every weight by about 0.1. Its FADAS, 68.38 ± 0.00, equals the majority class."""
+SMALL_LR_ROWS = (
     Row("FedAC, server_lr 3e-5", "fedac", SMALL_LR, control=True),
     Row("FADAS, server_lr 3e-5", "fadas", SMALL_LR, control=True),
 )
-# FedAC's control variates do harm here (docs/text-results.md): is it that AdamW divides the size of a correction out?
-CORRECTED = (
+# FedAC's control variates lower the accuracy here (docs/text-results.md). These rows test whether the cause is that AdamW
+# normalizes away the size of a correction.
+CORRECTION_ROWS = (
     Row(
         "control: FedAC, unseen words uncorrected, server_lr 3e-5",
         "fedac",
@@ -39,16 +40,16 @@ CORRECTED = (
 )
 
 
-# FedEcho with settings that the paper leaves open, so that "no different from FedBuff" can be told from a weak setting.
-MRPC_ECHOES = (
+# FedEcho with other values of settings that the paper does not specify, to rule out that a weak setting explains the results.
+MRPC_ECHO_ROWS = (
     Row("control: FedEcho, U all test pairs", "fedecho", ("task.unlabeled_size=all",), control=True),
     Row("control: FedEcho, distillation batch 8", "fedecho", ("algorithm.distiller.batch_size=8",), control=True),
     Row("control: FedEcho, distill_lr 3e-6", "fedecho", ("algorithm.distiller.distill_lr=3e-6",), control=True),
     Row("control: FedEcho, distill_lr 3e-5", "fedecho", ("algorithm.distiller.distill_lr=3e-5",), control=True),
 )
-LORA_ECHOES = (Row("control: FedEcho, distill_lr 2e-5", "fedecho", ("algorithm.distiller.distill_lr=2e-5",), control=True),)
+LORA_ECHO_ROWS = (Row("control: FedEcho, distill_lr 2e-5", "fedecho", ("algorithm.distiller.distill_lr=2e-5",), control=True),)
 
-MRPC_ROWS = (*PLAIN, ECHO, *TAMED, *CORRECTED, *MRPC_ECHOES)
+MRPC_ROWS = (*PLAIN, ECHO, *SMALL_LR_ROWS, *CORRECTION_ROWS, *MRPC_ECHO_ROWS)
 MRPC_COLUMNS = (
     Column("BERT-base"),
     Column("MiniLM", ("task.model=all-MiniLM-L6-v2",)),
@@ -66,7 +67,7 @@ LORA = (
     "local.batch_size=32",
 )
 LORA_LR = ("local.client_lr=2e-4",)
-LORA_TAMED = ("local.client_lr=2e-4", "algorithm.server_lr=1e-3")
+LORA_SMALL_LR = ("local.client_lr=2e-4", "algorithm.server_lr=1e-3")
 GSM8K_COLUMNS = (
     Column("Qwen2.5-1.5B, 5 versions"),
     Column("SmolLM2-135M, 5 versions", (*LORA, *LORA_LR)),
@@ -80,12 +81,12 @@ GSM8K_ROWS = (
     Row("FedAC", "fedac", ("local.client_lr=3e-6",)),
     Row("FADAS", "fadas", ("local.client_lr=3e-6",)),
     ECHO,
-    Row("FedAC, server_lr 1e-3", "fedac", LORA_TAMED, control=True),
-    Row("FADAS, server_lr 1e-3", "fadas", LORA_TAMED, control=True),
-    *LORA_ECHOES,
+    Row("FedAC, server_lr 1e-3", "fedac", LORA_SMALL_LR, control=True),
+    Row("FADAS, server_lr 1e-3", "fadas", LORA_SMALL_LR, control=True),
+    *LORA_ECHO_ROWS,
 )
 GSM8K_FIGURES = "".join(f"{figure} {figure}\n" for figure in ["42.38", "52.08", "51.70", "52.16", "46.40", "52.62"])
-"""Of five versions: beside 45 the paper has nothing to say."""
+"""After five versions. The paper has no figures for 45 versions."""
 
 TEXT_TABLES: dict[str, PaperTable] = {
     "mrpc": PaperTable(
@@ -116,16 +117,16 @@ TABLES = VISION_TABLES | TEXT_TABLES
 
 @cache
 def first_of(cell: Cell) -> Cell:
-    """The first cell in the order of the tables that is the same experiment; under its name the result is kept.
+    """The first cell, in the order of the tables, with the same experiment. Results are stored under its name.
 
-    In a model that is not trained there is nothing random: that of seed 0 is that of all.
+    An untrained model has no randomness, so seed 0 stands for all seeds.
     """
     cell = replace(cell, seed=0) if cell.row.untrained else cell
-    return next((other for other in _alike(cell) if _same(other, cell)), cell)
+    return next((other for other in _candidates(cell) if _same(other, cell)), cell)
 
 
-def _alike(cell: Cell) -> Iterator[Cell]:
-    """Those that may be: of the same recipe, method and seed."""
+def _candidates(cell: Cell) -> Iterator[Cell]:
+    """Cells with the same recipe, method and seed."""
     for table in TABLES.values():
         for other in replace(table, own=cell.own).cells((cell.seed,)):
             if (other.recipe, other.row.algorithm, other.row.untrained) == (
@@ -138,7 +139,7 @@ def _alike(cell: Cell) -> Iterator[Cell]:
 
 def _same(one: Cell, two: Cell) -> bool:
     ours, theirs = _experiment(one), _experiment(two)
-    # Of a model that is not trained it does not matter how it would be.
+    # For an untrained model, the training settings do not matter.
     return ours.task == theirs.task if one.row.untrained else ours == theirs
 
 

@@ -1,1 +1,1 @@
-"""From a description to a finished run: configuration, composition, record and summary."""
+"""Experiments and their execution: configuration, simulation, run folder, record and summary."""

@@ -1,4 +1,4 @@
-"""The composition root: the one place where an experiment's parts meet."""
+"""Builds a simulation from an experiment: server, transport, executor and evaluation."""
 
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
@@ -35,20 +35,20 @@ def attackers_of(experiment: Experiment) -> Set[int]:
 
 
 def training_task(experiment: Experiment) -> Task:
-    """What clients train on: the task, with false labels where there are attackers that flip them."""
+    """The task that clients train on, with the attackers' labels flipped if the attack poisons data."""
     task, attack = experiment.task, experiment.attack
     if not attack.poisons_data:
         return task
     num_classes = getattr(task, "num_classes", None)
     if num_classes is None:
         raise ValueError(
-            f"attack.kind = {attack.kind!r} needs a task that says its num_classes; {type(task).__name__} does not"
+            f"attack.kind = {attack.kind!r} needs a task with a num_classes attribute; {type(task).__name__} has none"
         )
     return PoisonedTask(task, attack, attackers_of(experiment), num_classes)
 
 
 def sent_by(experiment: Experiment, layout: Layout, device: torch.device) -> Sent:
-    """Privacy first, as every client has it; then what attackers do to their updates."""
+    """How updates change before they are sent: client-side privacy first, then the attack."""
     privacy, attack, attackers = experiment.privacy, experiment.attack, attackers_of(experiment)
     variances = layout.variances(device)
 
@@ -61,12 +61,12 @@ def sent_by(experiment: Experiment, layout: Layout, device: torch.device) -> Sen
 
 
 Named = Callable[[Weights], dict[str, Tensor]]
-"""The tensors of a model, by the names that its file and its user's module have for them."""
+"""Maps a model's weights to named tensors, as in its file and in the user's module."""
 
 
 @dataclass(frozen=True)
 class MakeTrainer:
-    """Builds a trainer; pickled to worker processes, so it holds settings and no tensors."""
+    """Builds a trainer in a worker process. It is pickled, so it holds settings and no tensors."""
 
     task: Task
     local: LocalTraining
@@ -78,7 +78,7 @@ class MakeTrainer:
 
 @dataclass(frozen=True)
 class Simulation:
-    """An experiment put together, ready to be driven."""
+    """An experiment with its server, transport and evaluation, ready to run."""
 
     experiment: Experiment
     server: Server[Any]
@@ -88,9 +88,9 @@ class Simulation:
     named: Named
     evaluate_weights: Callable[[Weights], dict[str, float]]
     execution: Execution = field(default_factory=Execution)
-    """With what was found out when its workers were started."""
+    """With the number of workers that were actually started."""
     inputs: Mapping[str, str] = field(default_factory=dict)
-    """What was read, by name: its digest."""
+    """The digest of each input file, by name."""
 
     def evaluate(self) -> dict[str, float]:
         """The task's scores of the current model."""
@@ -103,9 +103,9 @@ def bound_network(task: Task, seed: int) -> BoundNetwork:
 
 
 def named_by(task: Task, network: BoundNetwork) -> Named:
-    """A model's tensors as the task's module loads them, all of them.
+    """Return the function that names a model's tensors as the task's module loads them.
 
-    A task that saves its models in a format of its own reads what it never trains from there: of adapters, they alone are kept.
+    It includes frozen tensors, except for tasks with their own file format: of a LoRA model only the adapters are kept.
     """
     return network.layout.named if isinstance(task, Saves) else network.full_state.named
 
@@ -114,7 +114,7 @@ def named_by(task: Task, network: BoundNetwork) -> Named:
 def assembled(
     experiment: Experiment, execution: Execution | None = None, say: Callable[[str], None] = lambda text: None
 ) -> Iterator[Simulation]:
-    """The simulation of an experiment; its workers end with the context."""
+    """Build the simulation of an experiment. Its workers are stopped when the context ends."""
     execution = execution or Execution()
     if execution.on_gpu:
         with _on_gpu(experiment, execution, say) as simulation:
@@ -142,14 +142,14 @@ def _on_gpu(experiment: Experiment, execution: Execution, say: Callable[[str], N
 
     if experiment.attack.poisons_data:
         raise ValueError(
-            f"attack.kind = {experiment.attack.kind!r} poisons data, which is not on the GPU yet: use serial or pool"
+            f"attack.kind = {experiment.attack.kind!r} poisons data, which is not supported on the GPU: use serial or pool"
         )
     precision, device = execution.arithmetic, the_gpu()
     with gpu_settings(precision, device):
         parts = GpuParts(experiment, precision, device, say)
         inputs = inputs_of(experiment, parts.task)
         if parts.one_by_one:
-            say(f"clients train one after another, in captured steps: {parts.one_by_one}")
+            say(f"training one client at a time with captured steps: {parts.one_by_one}")
         runtimes = runtimes_of(experiment)
         server = server_of(experiment, parts.network, student_of(experiment, parts.student))
         layout, wanted = parts.network.layout, _wanted(experiment, runtimes)
@@ -168,7 +168,7 @@ def _on_gpu(experiment: Experiment, execution: Execution, say: Callable[[str], N
 
 
 def runtimes_of(experiment: Experiment) -> ClientRuntimes:
-    """Of every client, by its size; whoever floods the server is as fast as he likes."""
+    """Assign each client its runtime, based on its number of examples. Flooding attackers report instantly."""
     task = experiment.task
     sizes = np.fromiter((task.num_examples(client) for client in range(task.num_clients)), np.int64, task.num_clients)
     runtimes = experiment.runtimes.assign(sizes, experiment.seed)
@@ -176,16 +176,19 @@ def runtimes_of(experiment: Experiment) -> ClientRuntimes:
 
 
 def inputs_of(experiment: Experiment, task: Task) -> Mapping[str, str]:
-    """All that ``task``, the experiment's, wherever it is placed, reads: read now, so that nothing is found wrong late."""
-    teaches = distiller_of(experiment) is not None
-    if teaches:
+    """Read the task's inputs up front, so that errors surface early. Returns a digest per input.
+
+    ``task`` is the experiment's task, possibly moved to a device.
+    """
+    distills = distiller_of(experiment) is not None
+    if distills:
         check_unlabeled(task.num_unlabeled)
-    return task.read_inputs(teaches) if isinstance(task, HasInputs) else {}
+    return task.read_inputs(distills) if isinstance(task, HasInputs) else {}
 
 
 def distiller_of(experiment: Experiment) -> Distiller | None:
-    found = getattr(experiment.algorithm, "distiller", None)
-    return found if isinstance(found, Distiller) else None
+    distiller = getattr(experiment.algorithm, "distiller", None)
+    return distiller if isinstance(distiller, Distiller) else None
 
 
 def student_of(experiment: Experiment, make: Callable[[], Student]) -> Student | None:
@@ -243,7 +246,7 @@ def _executor(
 
 
 def _fresh(task: Task) -> Task:
-    """Without what it has cached: a worker reads its data itself."""
+    """A copy without cached data: each worker reads the data itself."""
     return replace(task) if is_dataclass(task) and not isinstance(task, type) else task
 
 
@@ -255,10 +258,10 @@ def _wanted(experiment: Experiment, runtimes: ClientRuntimes) -> Set[int] | None
 def forecast_of(
     experiment: Experiment, runtimes: ClientRuntimes | None = None, watch: Callable[[Moment], None] = lambda moment: None
 ) -> Forecast | None:
-    """The schedule of the whole run, drawn ahead; None for a method that does not say the size of its buffer."""
+    """Simulate the schedule of the whole run without training. None if the method has no fixed buffer size."""
     if experiment.buffer_size is None:
         return None
-    known = runtimes or runtimes_of(experiment)
+    client_runtimes = runtimes or runtimes_of(experiment)
     return forecast(
         buffer_size=experiment.buffer_size,
         demands=demands(experiment.algorithm),
@@ -267,14 +270,14 @@ def forecast_of(
         seed=experiment.seed,
         num_versions=experiment.num_versions,
         dispatch_after_step=experiment.dispatch_after_step,
-        make_transport=lambda executor: _transport(experiment, executor, known),
+        make_transport=lambda executor: _transport(experiment, executor, client_runtimes),
         watch=watch,
     )
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Sums over several threads round differently; with one, every process agrees to the last bit."""
+    """Limit torch to one thread, because sums over several threads round differently. Results are then bit-identical."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,4 +1,4 @@
-"""Several runs side by side: settings shared by methods, finished runs kept, stopped runs resumed."""
+"""Comparisons of several methods: shared settings, parallel runs, and resume of stopped runs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from fedecho.runs.config import ConfigError, UnknownKeyError, load
 from fedecho.runs.execution import Execution, check_same_arithmetic
 from fedecho.runs.experiment import Experiment
 from fedecho.runs.identity import check_same, check_software, config_of, is_finished
-from fedecho.runs.job_processes import Say, See, Tell, beside
+from fedecho.runs.job_processes import Report, Say, See, run_jobs
 from fedecho.runs.record import RECORD, read_header
 from fedecho.runs.run import simulate
 from fedecho.runs.run_stats import DivergedError, Following, RunState
@@ -20,61 +20,61 @@ from fedecho.storage.checkpoint import write_atomically
 from fedecho.storage.user_files import MIB, read_bytes
 from fedecho.tracking import tracked
 
-OWN = {"seed": "--seeds", "algorithm.name": "--algorithms"}
-"""What tells the runs of a comparison apart, and the option that says it."""
+RUN_OPTIONS = {"seed": "--seeds", "algorithm.name": "--algorithms"}
+"""The settings in which the runs of a comparison differ, and the option that sets each."""
 
 
 def settings_of_methods(source: str, methods: Sequence[str], settings: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """The settings that each method takes. An error names the method; a key that none of them has names them all."""
-    _check_own(settings)
+    """Return the settings that apply to each method. A setting that applies to none of them is an error."""
+    _check_not_per_run(settings)
     unknown: dict[str, list[UnknownKeyError]] = {}
-    taken = {method: _taken(source, method, settings, unknown) for method in methods}
+    accepted = {method: _accepted(source, method, settings, unknown) for method in methods}
     for setting, errors in unknown.items():
         if len(errors) == len(methods):
             error = next((each for each in errors if "did you mean" in str(each)), errors[0])
             raise ConfigError(f"--set {shown(setting)[1:-1]}: none of {', '.join(methods)} has it; {error}")
-    return taken
+    return accepted
 
 
-def shares(taken: dict[str, tuple[str, ...]], settings: Sequence[str]) -> list[str]:
-    """A line for each setting that some methods take and others do not have."""
+def shares(accepted: dict[str, tuple[str, ...]], settings: Sequence[str]) -> list[str]:
+    """One line for each setting that applies to some methods only."""
     lines = []
     for setting in dict.fromkeys(settings):
-        takers = [method for method, found in taken.items() if setting in found]
-        others = [method for method in taken if method not in takers]
+        methods = [method for method, own in accepted.items() if setting in own]
+        others = [method for method in accepted if method not in methods]
         if others:
-            lines.append(f"--set {setting} is for {', '.join(takers)} alone; {', '.join(others)} has no such setting")
+            lines.append(f"--set {setting} applies to {', '.join(methods)} only; not a setting of {', '.join(others)}")
     return lines
 
 
-def _taken(source: str, method: str, settings: Sequence[str], unknown: dict[str, list[UnknownKeyError]]) -> tuple[str, ...]:
-    load(source, algorithm=method)  # what is wrong without any setting is nothing of the method's
-    mine = tuple(settings)
+def _accepted(source: str, method: str, settings: Sequence[str], unknown: dict[str, list[UnknownKeyError]]) -> tuple[str, ...]:
+    load(source, algorithm=method)  # an error without any settings is not caused by them
+    accepted = tuple(settings)
     while True:
         try:
-            load(source, algorithm=method, settings=mine)
-            return mine
+            load(source, algorithm=method, settings=accepted)
+            return accepted
         except UnknownKeyError as error:
-            lacked = [setting for setting in mine if _within(_key(setting), error.key)]
-            elsewhere = error.below is not None and not any(_within(_key(setting), error.below) for setting in mine)
+            rejected = [setting for setting in accepted if _within(_key(setting), error.key)]
+            elsewhere = error.below is not None and not any(_within(_key(setting), error.below) for setting in accepted)
             if not error.key.startswith("algorithm."):
                 raise
-            if not lacked or elsewhere:
+            if not rejected or elsewhere:
                 raise ConfigError(f"{method}: {error}") from None
-            for setting in dict.fromkeys(lacked):
+            for setting in dict.fromkeys(rejected):
                 unknown.setdefault(setting, []).append(error)
-            mine = tuple(setting for setting in mine if setting not in lacked)
+            accepted = tuple(setting for setting in accepted if setting not in rejected)
         except ValueError as error:
             raise ConfigError(f"{method}: {error}") from None
 
 
-def _check_own(settings: Sequence[str]) -> None:
+def _check_not_per_run(settings: Sequence[str]) -> None:
     for setting in settings:
         table = setting_of(setting)
         algorithm = table.get("algorithm")
         given = "seed" if "seed" in table else "algorithm.name" if isinstance(algorithm, dict) and "name" in algorithm else ""
         if given:
-            raise ConfigError(f"--set {given}=... would make all runs the same: give {OWN[given]}")
+            raise ConfigError(f"--set {given}=... would make all runs the same: use {RUN_OPTIONS[given]} instead")
 
 
 def _key(setting: str) -> str:
@@ -97,27 +97,27 @@ class Planned:
     folder: Path
     track: tuple[str, ...] = ()
     execution: Mapping[str, Any] = field(default_factory=dict)
-    """How it is computed, in the words of ``simulate``."""
+    """Keyword arguments for ``simulate``: the executor and its options."""
 
     @property
     def why_diverged(self) -> str:
-        """Why it was given up, or empty. Tried again it would only do the same."""
-        kept = self.folder / DIVERGED
-        return read_bytes(kept, MIB).decode(errors="replace").strip() if kept.exists() else ""
+        """Why an earlier attempt was aborted, or empty. It is not retried, because it would diverge again."""
+        path = self.folder / DIVERGED
+        return read_bytes(path, MIB).decode(errors="replace").strip() if path.exists() else ""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """What came of the runs; ``diverged`` says by its label why one was given up."""
+    """The results of a comparison. ``diverged`` maps the label of each aborted run to the reason."""
 
     summaries: list[Summary]
     diverged: dict[str, str]
 
 
 def run_all(plan: list[Planned], *, jobs: int, see: See, say: Say = lambda text: None) -> Compared:
-    """Run what is missing, ``jobs`` at a time; one that diverges does not end the others.
+    """Run all unfinished runs, ``jobs`` at a time. A run that diverges does not stop the others.
 
-    ``see`` is told how each run stands, ``say`` what it has to say.
+    ``see`` receives the state of each run, ``say`` its messages.
     """
     for planned in plan:
         if (planned.folder / RECORD).exists():
@@ -128,14 +128,14 @@ def run_all(plan: list[Planned], *, jobs: int, see: See, say: Say = lambda text:
         if (planned.folder / RECORD).exists():
             check_software(planned.folder, planned.execution.get("other_software", False))
     if missing:
-        beside({planned.label: partial(_run_one, planned) for planned in missing}, jobs=jobs, see=see, say=say)
+        run_jobs({planned.label: partial(_run_one, planned) for planned in missing}, jobs=jobs, see=see, say=say)
     diverged = {planned.label: why for planned in plan if (why := planned.why_diverged)}
     return Compared([Summary.read(planned.folder) for planned in plan if planned.label not in diverged], diverged)
 
 
-def _run_one(planned: Planned, tell: Tell, say: Say) -> None:
+def _run_one(planned: Planned, report: Report, say: Say) -> None:
     with tracked(planned.track, planned.folder, config_of(planned.experiment), say) as tracker:
-        watch = Following(planned.folder, RunState(planned.experiment.num_versions), tell, also=tracker)
+        watch = Following(planned.folder, RunState(planned.experiment.num_versions), report, also=tracker)
         begun = (planned.folder / RECORD).exists()
         try:
             simulate(planned.experiment, out=planned.folder, resume=begun, watch=watch, say=say, **planned.execution)

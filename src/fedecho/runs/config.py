@@ -1,4 +1,4 @@
-"""Experiments as TOML and back, strictly: an unknown key is an error that suggests the right one."""
+"""Converts experiments to and from TOML. An unknown key is an error that suggests the right one."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from fedecho.algorithms import ALGORITHMS, FedEcho
 from fedecho.core.ranges import SettingError
 from fedecho.runs.experiment import Experiment
 from fedecho.runs.recipes import RECIPES
-from fedecho.runs.settings import beside, setting_of
+from fedecho.runs.settings import resolve_paths, setting_of
 from fedecho.runs.suggestions import KEYS, unknown
 from fedecho.storage.user_files import read_toml
 from fedecho.tasks import TASKS
@@ -21,23 +21,21 @@ from fedecho.tasks.partition import PARTITIONERS
 
 Tree = dict[str, Any]
 MOST = 3.4e38
-"""float32, in which everything is computed, holds hardly more."""
+"""The limit for numbers, just below the largest float32."""
 VERSIONS = "versions"
-"""What the command line calls ``num_versions``."""
+"""The command line's short name for ``num_versions``."""
 
 
 class ConfigError(ValueError):
-    """A user's mistake, said in one line."""
+    """Invalid user input, with a one-line message."""
 
 
 class UnknownKeyError(ConfigError):
-    """A key that its table does not have; ``below`` is where one of that very name stands, if anywhere."""
+    """An unknown key in a table. ``below`` is the path of a key with the same name in a nested table, if there is one."""
 
     def __init__(self, key: str, below: str | None, choices: Sequence[str]) -> None:
-        told = unknown(key, choices, "key")
-        super().__init__(
-            f"unknown key {key!r}: did you mean {below!r}?" if below and key.rpartition(".")[2] not in KEYS else told
-        )
+        suggests_below = below and key.rpartition(".")[2] not in KEYS
+        super().__init__(f"unknown key {key!r}: did you mean {below!r}?" if suggests_below else unknown(key, choices, "key"))
         self.key, self.below = key, below
 
 
@@ -47,11 +45,11 @@ CHOICES: dict[str, dict[str, type[Any]]] = {
     "inner": ALGORITHMS,
     "partition": PARTITIONERS,
 }
-"""Fields that hold one of several classes, chosen by ``name`` in their table."""
+"""Fields that hold one of several classes. The ``name`` in the field's table selects the class."""
 
 
 def to_config(value: Any) -> Tree:
-    """The table of an experiment or of a part of it; ``from_config`` is its inverse."""
+    """Convert an experiment, or a part of one, to a table. The inverse of ``from_config``."""
     tree: Tree = {}
     for choices in CHOICES.values():
         names = [name for name, cls in choices.items() if cls is type(value)]
@@ -65,13 +63,13 @@ def to_config(value: Any) -> Tree:
 
 
 def from_config(tree: Mapping[str, Any]) -> Experiment:
-    """An experiment from its table. Says which key is wrong, where, and what it may be."""
-    known = {"seed": tree.get("seed", 0)}
+    """Build an experiment from its table. An error names the wrong key and the allowed values."""
+    inherited = {"seed": tree.get("seed", 0)}
     task = tree.get("task")
     if isinstance(task, Mapping):
         num_clients = task.get("num_clients", _default(TASKS.get(str(task.get("name")), object), "num_clients"))
-        known["num_clients"] = num_clients
-    experiment = _construct(Experiment, tree, "", known)
+        inherited["num_clients"] = num_clients
+    experiment = _construct(Experiment, tree, "", inherited)
     assert isinstance(experiment, Experiment)  # noqa: S101 (for the type checker)
     return experiment
 
@@ -81,12 +79,12 @@ def fingerprint(tree: Mapping[str, Any]) -> str:
 
 
 def completed(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration as this fedecho writes it: what one of before did not know yet has its default."""
+    """Fill in the default of each setting that a configuration written by an older fedecho lacks."""
     return to_config(from_config(tree))
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], path: str = "") -> list[str]:
-    """The keys in which two tables differ, each with both values."""
+    """List the keys whose values differ between two tables, with both values."""
     found = []
     for key in sorted({*ours, *theirs}):
         a, b = ours.get(key), theirs.get(key)
@@ -105,9 +103,9 @@ def load(
     versions: int | None = None,
     settings: Sequence[str] = (),
 ) -> Experiment:
-    """The experiment of a recipe's name or a TOML file, with a command line's changes.
+    """Load an experiment from a recipe or a TOML file, with overrides.
 
-    A file may start from a recipe (``recipe = "digits"``) and change what it names.
+    A file may start from a recipe (``recipe = "digits"``) and override some of its settings.
     """
     tree = {"recipe": source} if source in RECIPES else _named(_file(source))
     changes: Tree = {}
@@ -124,16 +122,16 @@ def load(
 
 
 def _named(tree: Tree) -> Tree:
-    """With ``num_versions`` where it says ``versions``, as the command line does."""
+    """Accept ``versions`` as an alias for ``num_versions``."""
     if VERSIONS not in tree:
         return tree
     if "num_versions" in tree:
-        raise ConfigError("versions and num_versions are the same setting: give one of them")
+        raise ConfigError("versions and num_versions are the same setting: give only one of them")
     return {"num_versions" if key == VERSIONS else key: value for key, value in tree.items()}
 
 
 def _another_method(name: str, tree: Tree) -> Tree:
-    """The table of another method: a recipe knows its values; of a file's own method only the buffer's size is kept."""
+    """The ``algorithm`` table for another method. A recipe supplies its values; from a file, only ``buffer_size`` is kept."""
     _among(name, ALGORITHMS, "algorithm")
     old = tree.get("algorithm", {})
     if isinstance(old, Mapping) and old.get("name") == name:
@@ -145,21 +143,21 @@ def _another_method(name: str, tree: Tree) -> Tree:
     kept = {} if buffer_size is None or name == "fedasync" else {"buffer_size": buffer_size}
     if not issubclass(ALGORITHMS[name], FedEcho):
         return {"name": name, **kept}
-    if "recipe" in tree:  # which names the inner method too
+    if "recipe" in tree:  # the recipe sets the inner method
         return {"name": name, "inner": kept} if kept else {"name": name}
     return {"name": name, "inner": {"name": "fedbuff", **kept}}
 
 
 def _file(source: str) -> Tree:
     if source.endswith(".toml") or Path(source).is_file():
-        return beside(Path(source), read_toml(Path(source), "; `fedecho list` shows the recipes"))
+        return resolve_paths(Path(source), read_toml(Path(source), "; `fedecho list` shows the recipes"))
     if source in ALGORITHMS:
-        raise ConfigError(f"{source} is a method, not a recipe: give a recipe (`fedecho list`) and --algorithm {source}")
+        raise ConfigError(f"{source} is a method, not a recipe: use a recipe (`fedecho list`) with --algorithm {source}")
     raise ConfigError(unknown(source, RECIPES, "recipe") + " (a file's name must end in .toml)")
 
 
 def _on_recipe(tree: Tree) -> Tree:
-    """The recipe's own table under the changes. The method and the seed choose among the recipe's values."""
+    """Merge ``tree`` into its recipe's table. The recipe's values depend on the method."""
     if "recipe" not in tree:
         return tree
     name = tree.pop("recipe")
@@ -173,7 +171,7 @@ def _on_recipe(tree: Tree) -> Tree:
 
 
 def _inheriting(tree: Tree) -> Tree:
-    """Without the values that follow the run's own."""
+    """Drop the values that are derived from the run's settings, such as seeds."""
     pruned = {key: value for key, value in tree.items() if key != "seed"}
     pruned["task"] = {key: value for key, value in tree["task"].items() if key != "seed"}
     pruned["algorithm"] = _without(tree["algorithm"], {"seed", "num_clients"})
@@ -185,7 +183,7 @@ def _without(tree: Tree, keys: set[str]) -> Tree:
 
 
 def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Tree:
-    """``changes`` over ``base``. A table with another ``name`` is another thing and replaces the whole."""
+    """Merge ``changes`` into ``base``. A table with a different ``name`` replaces the old one completely."""
     merged = dict(base)
     for key, value in changes.items():
         old = merged.get(key)
@@ -194,7 +192,7 @@ def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Tree:
     return merged
 
 
-def _construct(cls: type[Any], tree: Any, path: str, known: Mapping[str, Any]) -> Any:
+def _construct(cls: type[Any], tree: Any, path: str, inherited: Mapping[str, Any]) -> Any:
     if not isinstance(tree, Mapping):
         raise ConfigError(f"{path} must be a table, got {tree!r}")
     hints, settable = get_type_hints(cls), [f for f in fields(cls) if f.repr]
@@ -209,9 +207,9 @@ def _construct(cls: type[Any], tree: Any, path: str, known: Mapping[str, Any]) -
     for f in settable:
         where = f"{path}.{f.name}" if path else f.name
         if f.name in given:
-            arguments[f.name] = _value(given[f.name], hints[f.name], f.name, where, known)
-        elif f.name in known and _inherits(cls, f.name):
-            arguments[f.name] = known[f.name]
+            arguments[f.name] = _value(given[f.name], hints[f.name], f.name, where, inherited)
+        elif f.name in inherited and _inherits(cls, f.name):
+            arguments[f.name] = inherited[f.name]
         elif f.default is MISSING and f.default_factory is MISSING:
             raise ConfigError(f"{where} is missing")
     try:
@@ -221,12 +219,12 @@ def _construct(cls: type[Any], tree: Any, path: str, known: Mapping[str, Any]) -
     except SettingError as error:
         raise ConfigError(f"{path}{'.' if path else ''}{error.name} {error.told}") from None
     except ValueError as error:
-        told = str(error)
-        raise ConfigError(told if not path or f"{path}." in told else f"{path}: {told}") from None
+        text = str(error)
+        raise ConfigError(text if not path or f"{path}." in text else f"{path}: {text}") from None
 
 
 def _below(key: str, cls: type[Any], tree: Mapping[str, Any]) -> str | None:
-    """Where a key of that very name stands in the tables below, if anywhere."""
+    """The path of a key with the same name in a nested table, if there is one."""
     hints = get_type_hints(cls)
     for f in fields(cls):
         table = tree.get(f.name)
@@ -244,23 +242,23 @@ def _below(key: str, cls: type[Any], tree: Mapping[str, Any]) -> str | None:
 
 
 def _inherits(cls: type[Any], name: str) -> bool:
-    """A task and a method take the run's seed, a method the task's number of clients, unless they are told otherwise."""
+    """Does this field default to the run's value? Tasks and methods inherit ``seed``, methods also ``num_clients``."""
     return cls in ALGORITHMS.values() or (name == "seed" and cls in TASKS.values())
 
 
-def _value(value: Any, hint: Any, name: str, path: str, known: Mapping[str, Any]) -> Any:
+def _value(value: Any, hint: Any, name: str, path: str, inherited: Mapping[str, Any]) -> Any:
     if name in CHOICES:
         if not isinstance(value, Mapping) or "name" not in value:
             raise ConfigError(f"{path} must be a table with a name, one of {', '.join(CHOICES[name])}")
         cls = CHOICES[name][_among(value["name"], CHOICES[name], f"{path}.name")]
-        return _construct(cls, value, path, known)
+        return _construct(cls, value, path, inherited)
     if is_dataclass(hint) and isinstance(hint, type):
-        return _construct(hint, value, path, known)
+        return _construct(hint, value, path, inherited)
     return _plain(value, hint, path)
 
 
 def _plain(value: Any, hint: Any, path: str) -> Any:
-    """A number, a flag or a string of the declared type; whole numbers serve as floats, nothing else is converted."""
+    """Check a number, flag or string against its declared type. Integers are accepted as floats; nothing else is converted."""
     options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     for option in options:
         if get_origin(option) is Literal and value in get_args(option):
@@ -269,20 +267,20 @@ def _plain(value: Any, hint: Any, path: str) -> Any:
             return value
         if option is float and type(value) in (int, float) and not isnan(value):
             if abs(value) > MOST:
-                raise ConfigError(f"{path} must be within 3.4e38 of 0, which is what float32 holds, got {str(value)[:24]}")
+                raise ConfigError(f"{path} must be between -3.4e38 and 3.4e38 (the float32 range), got {str(value)[:24]}")
             return float(value)
         if option in (int, str, bool, NoneType) and type(value) is option:
             return value
-    raise ConfigError(f"{path} must be {_spoken(options)}, got {value!r}")
+    raise ConfigError(f"{path} must be {_type_names(options)}, got {value!r}")
 
 
-def _spoken(options: tuple[Any, ...]) -> str:
-    words = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
-    said = [
-        " or ".join(repr(choice) for choice in get_args(option)) if get_origin(option) is Literal else words.get(option, "")
+def _type_names(options: tuple[Any, ...]) -> str:
+    names = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
+    texts = [
+        " or ".join(repr(choice) for choice in get_args(option)) if get_origin(option) is Literal else names.get(option, "")
         for option in options
     ]
-    return " or ".join(word for word in said if word)
+    return " or ".join(text for text in texts if text)
 
 
 def _among(name: Any, choices: Mapping[str, Any], what: str) -> str:

@@ -1,4 +1,4 @@
-"""What a run will do, before it starts: who reports when, and what the method costs the server."""
+"""Estimates before a run starts: its schedule and the method's cost on the server."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -22,34 +22,34 @@ from fedecho.storage.client_memory import ClientMemory
 
 @dataclass(frozen=True)
 class ClassReports:
-    """The clients of one runtime class: how often they report, and into which versions their first updates go."""
+    """One runtime class: how often its clients report, and the versions that receive their first updates."""
 
     name: str
     num_clients: int
     num_reports: int
     never_heard: int
     first_version: int | None
-    """None if nobody of them reports."""
+    """The version that receives the class's first update. None if no client of the class reports."""
     last_first_version: int | None
-    """When all that report have done so once."""
+    """The version by which every reporting client has reported once."""
     mean_staleness: float | None
     max_staleness: int | None
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Of a run up to its last version. A rejected update shifts the rest of a real run; nothing is rejected here."""
+    """The schedule of a run up to its last version, assuming no update is rejected: a rejection shifts all that follows."""
 
     num_versions: int
     virtual_s: float
     versions_alive: int
     classes: tuple[ClassReports, ...]
     first_versions: dict[int, int]
-    """Client: the version that its first update goes into."""
+    """For each client, the version that receives its first update."""
 
 
 def schedule_of(experiment: Experiment) -> Schedule:
-    """What comes when, by the experiment's own seed, clients and runtimes."""
+    """Simulate the schedule from the experiment's seed, clients and runtimes, without training."""
     runtimes = runtimes_of(experiment)
     staleness: dict[str, list[int]] = {}
     first: dict[int, int] = {}
@@ -64,29 +64,29 @@ def schedule_of(experiment: Experiment) -> Schedule:
         if moment.step is not None:
             reached, ended = moment.step.model.version, moment.time
 
-    found = forecast_of(experiment, runtimes, note)
-    if found is None:
+    forecast = forecast_of(experiment, runtimes, note)
+    if forecast is None:
         raise ConfigError(
-            f"{type(experiment.algorithm).__name__} does not say its buffer_size, so its schedule is not known ahead"
+            f"{type(experiment.algorithm).__name__} has no buffer_size attribute, so its schedule cannot be predicted"
         )
     if reached < experiment.num_versions:
-        raise ConfigError(f"nobody reports any more after version {reached} of {experiment.num_versions}: see [faults]")
+        raise ConfigError(f"no client reports after version {reached} of {experiment.num_versions}: check [faults]")
     members: dict[str, list[int]] = {}
     for client in range(experiment.task.num_clients):
         members.setdefault(runtimes.class_of(client), []).append(client)
     classes = (_reports(name, members[name], first, staleness.get(name, [])) for name in _fastest_first(members))
-    return Schedule(reached, ended, found.peak_alive, tuple(classes), first)
+    return Schedule(reached, ended, forecast.peak_alive, tuple(classes), first)
 
 
 def _reports(name: str, clients: list[int], first: dict[int, int], staleness: list[int]) -> ClassReports:
-    heard = [first[client] for client in clients if client in first]
+    first_versions = [first[client] for client in clients if client in first]
     return ClassReports(
         name=name,
         num_clients=len(clients),
         num_reports=len(staleness),
-        never_heard=len(clients) - len(heard),
-        first_version=min(heard, default=None),
-        last_first_version=max(heard, default=None),
+        never_heard=len(clients) - len(first_versions),
+        first_version=min(first_versions, default=None),
+        last_first_version=max(first_versions, default=None),
         mean_staleness=fmean(staleness) if staleness else None,
         max_staleness=max(staleness, default=None),
     )
@@ -98,7 +98,7 @@ def _fastest_first(names: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class ServerCost:
-    """Seconds per version on this machine; memory over the whole run, by its schedule."""
+    """The method's cost on the server: seconds per version on this machine, and peak memory over the whole run."""
 
     inference_s: float
     distillation_s: float
@@ -106,11 +106,11 @@ class ServerCost:
     versions_bytes: int
     bank_bytes: int
     state_bytes: int
-    """All else that the method keeps: buffers, moments, and, of all clients, their cached updates."""
+    """The rest of the method's state: buffers, moments and the cached updates of all clients."""
 
 
 class _Stopwatch:
-    """Times calls, and waits for the device so that what is queued is counted."""
+    """Times calls, synchronizing with the GPU so that queued work is included."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -133,7 +133,7 @@ class _Stopwatch:
 
 
 def server_cost(experiment: Experiment, execution: Execution, num_versions: int) -> ServerCost:
-    """Run ``num_versions`` versions after one to warm up, and look ahead over the schedule of the whole run."""
+    """Measure ``num_versions`` versions after one warm-up version. Peak memory follows from the predicted schedule."""
     schedule = forecast_of(experiment)
     peak = 1 if schedule is None else schedule.peak_alive
     with one_thread(), assembled(experiment, execution) as simulation:
@@ -162,7 +162,7 @@ def _num_bytes(weights: Weights) -> int:
 
 
 def held(state: Any, num_clients: int, but: Any = None) -> int:
-    """Bytes of the tensors in a state, ``but`` those of one part of it, once so many clients have been heard."""
+    """Bytes of the tensors in a state once ``num_clients`` clients have reported. ``but`` is a part that is not counted."""
     if state is None or state is but:
         return 0
     if isinstance(state, Tensor):

@@ -1,26 +1,26 @@
-"""When a run's model is evaluated, and where a run's real time goes."""
+"""Periodic evaluation of the model, and a stopwatch for client and server time."""
 
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from fedecho.core.loop import Transport
 from fedecho.core.task import Stopped, watched
 from fedecho.core.types import Dispatch, Message
 from fedecho.runs.build import Simulation
 from fedecho.runs.config import ConfigError
-from fedecho.runs.run_stats import check_scores
+from fedecho.runs.run_stats import EvaluationWatch, Watch, check_scores
 
 RSS_UNIT = 1 if sys.platform == "darwin" else 1024
-"""``ru_maxrss`` is in bytes there and in kilobytes elsewhere."""
+"""The unit of ``ru_maxrss``: bytes on macOS, kilobytes elsewhere."""
 
 
 class TimedTransport:
-    """A transport with a stopwatch beside it. Between a message and ``served()`` the server works, but for what it sends.
+    """A transport that measures client and server time.
 
-    A GPU works on after a call is over, so there the server's seconds are those of queueing its work.
+    Server time runs from a received message to ``served()``, without the time spent sending. GPU work is asynchronous, so on a
+    GPU only the time to queue the server's work is measured.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -48,22 +48,22 @@ class TimedTransport:
         return message
 
     def served(self) -> None:
-        """The server is done with the last message."""
+        """Note that the server has processed the last message."""
         self.server_s += time.perf_counter() - self._received_at - self._sending_s
 
     def spent(self) -> dict[str, float]:
         return {"clients_s": self.clients_s, "server_s": self.server_s}
 
-    def go_on(self, spent: Mapping[str, float]) -> None:
-        self.clients_s, self.server_s = spent.get("clients_s", 0.0), spent.get("server_s", 0.0)
+    def restore(self, spent: Mapping[str, float]) -> None:
+        self.clients_s, self.server_s = spent["clients_s"], spent["server_s"]
 
     def costs(self) -> dict[str, float]:
-        """Seconds so far, and the most memory this process has held."""
+        """Seconds so far, and this process's peak memory."""
         return {name: round(value, 3) for name, value in self.spent().items()} | _memory()
 
 
 def _memory() -> dict[str, float]:
-    """Nothing on a system that does not say (Windows)."""
+    """This process's peak memory. Empty on Windows, which has no ``resource`` module."""
     try:
         import resource
     except ImportError:
@@ -72,41 +72,40 @@ def _memory() -> dict[str, float]:
 
 
 @dataclass
-class Judge:
-    """``broken_off``: the newest version has still to be judged, now or when the run goes on.
-
-    A ``watch`` may have methods ``evaluating(done, total)`` and ``judged(version, time, scores)``, of what was made up for.
-    """
+class Evaluator:
+    """Evaluates a simulation's current model and reports progress to ``watch`` if it is an ``EvaluationWatch``."""
 
     simulation: Simulation
-    watch: Any
+    watch: Watch | None
     stop: Callable[[], bool]
-    broken_off: bool = False
+    interrupted: bool = False
+    """The newest version has not been evaluated yet; this is made up for when the run is resumed."""
 
     def is_due(self, version: int) -> bool:
         experiment = self.simulation.experiment
         return version % experiment.eval_every == 0 or version == experiment.num_versions
 
     def scores(self) -> dict[str, float] | None:
-        """Of the current model; None if somebody asked to stop meanwhile. A loss that is not a number ends the run."""
-        self.broken_off = True
+        """Evaluate the current model. None if a stop was requested meanwhile. A NaN loss aborts the run."""
+        self.interrupted = True
         try:
             with watched(self._at):
                 scores = self.simulation.evaluate()
         except Stopped:
             return None
-        self.broken_off = False
+        self.interrupted = False
         if "accuracy" not in scores:
-            raise ConfigError(f"the task's evaluate() must give an accuracy; it gave {', '.join(scores) or 'nothing'}")
+            raise ConfigError(f"the task's evaluate() must return an accuracy; it returned {', '.join(scores) or 'nothing'}")
         check_scores(self.simulation.server.model.version, scores)
         return scores
 
-    def made_up(self, version: int, now: float, scores: dict[str, float] | None) -> None:
-        if scores is not None and hasattr(self.watch, "judged"):
-            self.watch.judged(version, now, scores)
+    def report_late(self, version: int, now: float, scores: dict[str, float] | None) -> None:
+        """Report an evaluation that was interrupted and has been made up for."""
+        if scores is not None and isinstance(self.watch, EvaluationWatch):
+            self.watch.late_evaluation(version, now, scores)
 
     def _at(self, done: int, total: int) -> None:
-        if hasattr(self.watch, "evaluating"):
+        if isinstance(self.watch, EvaluationWatch):
             self.watch.evaluating(done, total)
         if self.stop():
             raise Stopped

@@ -23,19 +23,19 @@ EXECUTORS: tuple[ExecutorName, ...] = ("serial", "pool", "cuda", "ray")
 DeviceName = Literal["cpu", "cuda"]
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 SLOTS = 6
-"""Clients at once on one GPU."""
+"""Clients that train at once on one GPU."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 WITHOUT_KERNELS = "without kernels"
-"""In a header: why torch's own operations took the place of kernels of ours."""
+"""Key in a run's header: why torch operations were used in place of our own kernels."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
-    """On the CPU it changes no bit of a result; a GPU rounds in its own way, ``precision`` says how.
+    """How a run is executed. All CPU executors give bit-identical results; on a GPU results depend on ``precision``.
 
-    ``workers`` are the processes of a pool, the actors on a Ray cluster, or the clients at once on one GPU. With
-    ``device="cuda"`` each worker of a pool or a cluster has a GPU of its own. ``gpus`` are those of this machine as
-    CUDA_VISIBLE_DEVICES names them; by default all that torch sees. One that is named twice serves two workers.
+    ``workers`` is the number of pool processes, of actors on a Ray cluster, or of clients that train at once on one GPU. With
+    ``device="cuda"`` each worker of a pool or cluster gets its own GPU. ``gpus`` lists this machine's GPUs as in
+    CUDA_VISIBLE_DEVICES (default: all that torch sees). A GPU listed twice serves two workers.
     """
 
     executor: ExecutorName = "serial"
@@ -47,28 +47,30 @@ class Execution:
     address: str | None = None
     gpus: tuple[str, ...] | None = None
     other_software: bool = False
-    """Go on with a run of other software all the same; its record will say so."""
+    """Resume a run even if other software began it. The record notes the change."""
 
     def __post_init__(self) -> None:
         check_ranges(self, "--")
         if self.executor == "serial" and (self.workers or 1) > 1:
-            raise ValueError(f"--workers {self.workers} goes with --executor pool, ray or cuda: serial is this process alone")
+            raise ValueError(f"--workers {self.workers} needs --executor pool, ray or cuda: serial uses this process only")
         self._check_device()
         if self.address is not None and self.executor != "ray":
-            raise ValueError(f"--address {self.address} is of a Ray cluster: it goes with --executor ray, not {self.executor}")
+            raise ValueError(f"--address {self.address} needs --executor ray, got {self.executor}")
         if self.executor == "ray":
             check_ray()
             check_address(self.address)
-        self._check_room()
+        self._check_num_workers()
 
     def _check_device(self) -> None:
         if self.executor == "serial" and self.device == "cuda":
-            raise ValueError("--executor serial is on the CPU: for one GPU use --executor cuda, for several pool --device cuda")
+            raise ValueError(
+                "--executor serial runs on the CPU: use --executor cuda for one GPU, or --executor pool --device cuda for several"
+            )
         if self.executor == "cuda" and self.device == "cpu":
-            raise ValueError("--executor cuda is on a GPU: leave --device out, or use serial or pool")
+            raise ValueError("--executor cuda runs on a GPU: omit --device, or use serial or pool")
 
-    def _check_room(self) -> None:
-        """On this machine. What a cluster has is known when it is asked."""
+    def _check_num_workers(self) -> None:
+        """Check the number of workers against this machine. A joined cluster is checked when it is started."""
         if self.executor not in ("pool", "ray") or self.address is not None:
             return
         if self.on_gpu:
@@ -76,7 +78,7 @@ class Execution:
             return
         most = 4 * (os.cpu_count() or 1)
         if self.num_workers > max(most, 2):
-            raise ValueError(f"--workers {self.workers} is more than this machine's cores can use; at most {most} here")
+            raise ValueError(f"--workers {self.workers} is too many for this machine's cores: use at most {most}")
 
     @property
     def on_gpu(self) -> bool:
@@ -84,82 +86,94 @@ class Execution:
 
     @property
     def num_workers(self) -> int:
-        """As told, or by default. A cluster that is joined says itself how many cores and GPUs it has."""
+        """The number of workers as set, or the default. A joined cluster determines its own default."""
         if self.workers is not None or self.executor in ("serial", "cuda"):
             return self.workers or {"serial": 1, "cuda": SLOTS}[self.executor]
         if self.on_gpu:
-            return len(self._known_gpus)
+            return len(self._available_gpus)
         return 2 if self.executor == "pool" else os.cpu_count() or 1
 
     @property
-    def _known_gpus(self) -> tuple[str, ...]:
+    def _available_gpus(self) -> tuple[str, ...]:
         return visible_gpus() if self.gpus is None else self.gpus
 
     def worker_gpus(self) -> tuple[str, ...]:
         """The GPU of each worker on this machine."""
-        known = self._known_gpus
-        if not known:
-            raise ValueError(f"--executor {self.executor} --device cuda needs NVIDIA GPUs, and torch sees none here")
-        if self.num_workers > len(known):
+        gpus = self._available_gpus
+        if not gpus:
+            raise ValueError(f"--executor {self.executor} --device cuda needs NVIDIA GPUs, but torch sees none")
+        if self.num_workers > len(gpus):
             raise ValueError(
-                f"--workers {self.workers} need a GPU each, and torch sees {len(known)} here ({', '.join(known)}): ask for fewer"
+                f"--workers {self.workers} needs one GPU per worker, but torch sees only {len(gpus)} ({', '.join(gpus)}): "
+                "lower --workers"
             )
-        return known[: self.num_workers]
+        return gpus[: self.num_workers]
 
     @property
     def arithmetic(self) -> Precision:
         return Precision(DTYPES[self.precision], self.deterministic, self.compiled)
 
     def described(self) -> dict[str, Any]:
-        told: dict[str, Any] = {"executor": self.executor, "workers": self.num_workers}
+        """The entry ``execution`` of a run's header."""
+        entry: dict[str, Any] = {"executor": self.executor, "workers": self.num_workers}
         if self.address is not None:
-            told["address"] = self.address
+            entry["address"] = self.address
         if self.on_gpu:
-            told |= {"precision": self.precision, "deterministic": self.deterministic, "compiled": self.compiled}
-            told["device"] = torch.cuda.get_device_name()
-            told |= {WITHOUT_KERNELS: channel_ops.FAULT} if channel_ops.FAULT else {}
-        return told
+            entry |= {"precision": self.precision, "deterministic": self.deterministic, "compiled": self.compiled}
+            entry["device"] = torch.cuda.get_device_name()
+            entry |= {WITHOUT_KERNELS: channel_ops.FAULT} if channel_ops.FAULT else {}
+        return entry
 
     def check_same_kernels(self, folder: Path, before: Mapping[str, Any]) -> None:
-        """``before`` is ``described`` in a run's header. Asked when all is put together: earlier it is not known."""
+        """Check that a resumed run uses our kernels if and only if it did before. Known only once the simulation is built.
+
+        ``before`` is the entry ``execution`` of the run's header.
+        """
         now = self.described()
         if (WITHOUT_KERNELS in before) != (WITHOUT_KERNELS in now):
-            with_them = f"with kernels of ours, which are not right here ({now.get(WITHOUT_KERNELS)})"
-            without = f"without kernels of ours ({before.get(WITHOUT_KERNELS)}), which are right here"
-            told = with_them if WITHOUT_KERNELS in now else without
-            raise ValueError(f"{folder} was computed {told}: go on where it began, or use another folder")
+            with_kernels = f"with FedEcho's own kernels, which fail their self-test here ({now.get(WITHOUT_KERNELS)})"
+            without = f"without FedEcho's own kernels ({before.get(WITHOUT_KERNELS)}), which work here"
+            how = with_kernels if WITHOUT_KERNELS in now else without
+            raise ValueError(f"{folder} was computed {how}: resume it on the original machine, or use another folder")
 
 
 def as_before(before: Mapping[str, Any], executor: str | None = None) -> dict[str, Any]:
-    """How a run goes on: where it ran before (``described`` in its header) unless told otherwise, on a GPU if it was on one."""
-    chosen = executor or before.get("executor", "serial")
+    """Keyword arguments of ``simulate`` to resume a run: on a GPU if it was on one, with ``executor`` if given.
+
+    ``before`` is the entry ``execution`` of the run's header.
+    """
+    chosen = executor or before["executor"]
     device = "cuda" if "device" in before and chosen in ("pool", "ray") else None
-    told = {"precision": before.get("precision", "bf16"), "deterministic": before.get("deterministic", False)}
-    return {"executor": chosen, "device": device, **told}
+    arithmetic = {"precision": before.get("precision", "bf16"), "deterministic": before.get("deterministic", False)}
+    return {"executor": chosen, "device": device, **arithmetic}
 
 
 SAME = "use the same --executor, --device, --precision and --deterministic, or another folder"
 
 
 def check_same_arithmetic(folder: Path, before: Mapping[str, Any], now: Execution, advice: str = SAME) -> None:
-    """``before`` is ``described`` in a run's header. CPUs give the same bytes on all executors; a GPU rounds in its own way."""
-    names = ("precision", "deterministic")
-    wanted = {name: getattr(now, name) for name in names} if now.on_gpu else {}
-    found = {name: before.get(name) for name in names} if "device" in before else {}
-    if found != wanted:
-        raise ValueError(f"{folder} was computed {_place(found)}, and is now to be {_place(wanted)}: {advice}")
+    """Check that a run is resumed with the same arithmetic. All CPU executors give bit-identical results; GPUs do not.
+
+    ``before`` is the entry ``execution`` of the run's header.
+    """
+    new = {"precision": now.precision, "deterministic": now.deterministic} if now.on_gpu else {}
+    old = {name: before.get(name) for name in ("precision", "deterministic")} if "device" in before else {}
+    if old != new:
+        raise ValueError(
+            f"{folder} was computed {_arithmetic_text(old)}, but is to be resumed {_arithmetic_text(new)}: {advice}"
+        )
 
 
-def _place(arithmetic: Mapping[str, Any]) -> str:
+def _arithmetic_text(arithmetic: Mapping[str, Any]) -> str:
     if not arithmetic:
         return "on a CPU"
     return f"on a GPU in {arithmetic['precision']}{', deterministic' if arithmetic['deterministic'] else ''}"
 
 
 def visible_gpus() -> tuple[str, ...]:
-    """The GPUs that torch sees, as CUDA_VISIBLE_DEVICES names them: a worker is shown one by that name."""
-    count, told = torch.cuda.device_count(), os.environ.get(VISIBLE)
-    names = [str(index) for index in range(count)] if told is None else [name.strip() for name in told.split(",")]
+    """The names of the GPUs that torch sees, as in CUDA_VISIBLE_DEVICES. Each worker is given one of them."""
+    count, visible = torch.cuda.device_count(), os.environ.get(VISIBLE)
+    names = [str(index) for index in range(count)] if visible is None else [name.strip() for name in visible.split(",")]
     return tuple(names[:count])
 
 
@@ -171,8 +185,8 @@ def crew_of(
     say: Callable[[str], None],
     device: torch.device = CPU,
 ) -> Crew[Any]:
-    """Workers that keep what ``make`` gives; their results come to ``device``."""
-    # A GPU works on several jobs, and has the next of each at hand.
+    """Start the workers of a pool or a Ray cluster. Each calls ``make`` once; results are moved to ``device``."""
+    # A GPU runs several jobs at once, each with the next ones queued.
     depth = DEPTH * SLOTS if execution.on_gpu else DEPTH
     if execution.executor == "pool":
         return PoolExecutor(
@@ -194,5 +208,5 @@ def crew_of(
 
 
 def settled(execution: Execution, runner: Executor) -> Execution:
-    """With the number of workers that there are: a cluster says itself how many it has room for."""
+    """The execution with the number of workers that were actually started: a cluster determines it itself."""
     return replace(execution, workers=runner.num_workers) if isinstance(runner, Crew) else execution

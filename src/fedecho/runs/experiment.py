@@ -1,4 +1,4 @@
-"""``Experiment``: a whole run as one frozen object whose fields are its settings."""
+"""``Experiment``: all settings of a run as one frozen object."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -27,7 +27,7 @@ from fedecho.storage.client_memory import Place, check_place
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """What is learnt, by which method, by whom and for how long. How it is computed (executor, workers) changes no result."""
+    """The task, method, clients and length of a run. Execution options (executor, workers) are not part of it."""
 
     task: Task
     algorithm: Algorithm[Any]
@@ -44,11 +44,11 @@ class Experiment:
     dispatch_after_step: bool = False
     eval_every: Annotated[int, at_least(1)] = 1
     client_memory: Place = "cpu"
-    """Where clients' control variates live in a simulation (FedAC)."""
+    """Where a simulation keeps the clients' control variates (FedAC)."""
     client_memory_dir: str | None = None
-    """The folder of that file, if ``client_memory`` is "file"; by default that of temporary files."""
+    """The folder of that file if ``client_memory`` is "file" (default: the folder for temporary files)."""
     record_every: Annotated[int, at_least(1)] | None = None
-    """The record has every so many jobs, for runs of millions; None is all of them. Versions and evaluations are all there."""
+    """Record only every n-th job, for runs of millions (None: all). Versions and evaluations are always recorded."""
 
     def __post_init__(self) -> None:
         check_algorithm(self.algorithm)
@@ -59,14 +59,13 @@ class Experiment:
         self._share_seed()
         if self.local.control_variates and not demands(self.algorithm).control_variates:
             raise ValueError(
-                "local.control_variates needs a method that sends a correction (fedac), which switches it on by itself"
+                "local.control_variates needs a method that sends a correction (fedac), which enables it automatically: omit it"
             )
         if self.local.correct_once:
-            raise ValueError("local.correct_once is switched on by FedAC: set algorithm.correction=once in its place")
+            raise ValueError("local.correct_once is enabled by FedAC: set algorithm.correction=once instead")
         if not self.local_training.control_variates and (self.local.corrected != "gradient" or not self.local.correct_unseen):
             raise ValueError(
-                "local.corrected and local.correct_unseen say how control variates correct a client's steps, and this method has "
-                "none (fedac has): leave them out"
+                "local.corrected and local.correct_unseen need a method with control variates (fedac): leave them out"
             )
         self._check_privacy()
         self._check_target()
@@ -74,19 +73,19 @@ class Experiment:
 
     @property
     def buffer_size(self) -> int | None:
-        """M, or None for a user's own method that does not say."""
-        told = getattr(self.algorithm, "buffer_size", None)
-        return None if told is None else int(told)
+        """The method's buffer size M, or None for a user's own method without one."""
+        size = getattr(self.algorithm, "buffer_size", None)
+        return None if size is None else int(size)
 
     @property
     def local_training(self) -> LocalTraining:
-        """The clients' settings with what the algorithm asks of them."""
-        asked = demands(self.algorithm)
+        """The local training settings, with the algorithm's demands applied."""
+        needs = demands(self.algorithm)
         return replace(
             self.local,
-            proximal=self.local.proximal or asked.proximal,
-            control_variates=self.local.control_variates or asked.control_variates,
-            correct_once=asked.correct_once,
+            proximal=self.local.proximal or needs.proximal,
+            control_variates=self.local.control_variates or needs.control_variates,
+            correct_once=needs.correct_once,
         )
 
     def _check_privacy(self) -> None:
@@ -94,19 +93,19 @@ class Experiment:
             return
         if (self.record_every or 1) > 1:
             raise ValueError(
-                "record_every must be left out where privacy is on: every client's epsilon is counted from the record"
+                "record_every cannot be combined with privacy, because each client's epsilon is counted from the record: omit it"
             )
         if self.local_training.control_variates:
             raise ValueError(
-                "privacy does not cover control variates: set algorithm.control_variates=false or use another method"
+                "privacy does not cover control variates: set algorithm.control_variates=false, or use another method"
             )
         if self.privacy.where == "server" and defines(self.algorithm, "attached"):
             raise ValueError(
-                "privacy.where='server' covers the buffer but not FedEcho's teachers, which see each update: use 'client'"
+                "privacy.where='server' protects the buffer but not FedEcho's teachers, which see every update: use 'client'"
             )
 
     def _check_target(self) -> None:
-        if not self.attack.target:  # a class of every task, and that of a user who did not choose
+        if not self.attack.target:  # class 0, the default, exists in every task
             return
         num_classes = getattr(self.task, "num_classes", None)
         if num_classes is not None and self.attack.target >= num_classes:
@@ -121,13 +120,13 @@ class Experiment:
 
 
 def check_clients(algorithm: Any, num_clients: int, concurrency: int) -> None:
-    """Do a method's buffer and memory fit the number of clients, and of those at work at once?"""
-    buffer_size, told = getattr(algorithm, "buffer_size", None), _innermost(algorithm, "num_clients")
+    """Check a method's buffer size and client memory against the number of clients and the concurrency."""
+    buffer_size, expected_clients = getattr(algorithm, "buffer_size", None), _innermost(algorithm, "num_clients")
     if not 1 <= concurrency <= num_clients:
         raise ValueError(f"concurrency must be between 1 and task.num_clients = {num_clients}, got {concurrency}")
     if buffer_size is not None and buffer_size > concurrency:
         raise ValueError(
-            f"a buffer_size of {buffer_size} is more than a concurrency of {concurrency} can fill at once: "
+            f"buffer_size is {buffer_size}, but only {concurrency} clients train at once: "
             "raise concurrency or lower buffer_size"
         )
     if buffer_size is not None and demands(algorithm).synchronous and buffer_size != concurrency:
@@ -135,32 +134,33 @@ def check_clients(algorithm: Any, num_clients: int, concurrency: int) -> None:
             f"a synchronous algorithm waits for all its clients: concurrency must equal buffer_size = {buffer_size}, "
             f"got {concurrency}"
         )
-    if told is not None and told != num_clients:
-        raise ValueError(f"algorithm.num_clients is {told}, but the task has {num_clients} clients")
+    if expected_clients is not None and expected_clients != num_clients:
+        raise ValueError(f"algorithm.num_clients is {expected_clients}, but the task has {num_clients} clients")
 
 
 def with_seed(part: Any, seed: int) -> Any:
-    """A task or a method with no seed of its own takes the run's."""
+    """Give a task or method the run's seed unless it has its own."""
     unseeded = is_dataclass(part) and not isinstance(part, type) and getattr(part, "seed", seed) is None
     return replace(part, seed=seed) if unseeded else part
 
 
 def _innermost(algorithm: Any, name: str) -> Any:
-    """The field of an algorithm, or of the method it wraps."""
+    """A field of an algorithm, or of the innermost method it wraps."""
     while not hasattr(algorithm, name) and hasattr(algorithm, "inner"):
         algorithm = algorithm.inner
     return getattr(algorithm, name, None)
 
 
 MAX_NORM_RATIO = 3.0
-"""Above it an update is refused: honest ones differ by how much data a client has, attackers by more."""
+"""Updates above this multiple of the usual norm are rejected. Honest norms differ less, by the clients' amounts of data."""
 
 
 def defended(experiment: Experiment) -> Experiment:
-    """Refuse norms above three times the usual, clip the rest to the buffer's median, and trim the teachers.
+    """Enable the defenses against poisoned updates.
 
-    BatchNorm's statistics become a median. CA2FL and FedAsync have no rule for their step and get the median of statistics alone;
-    a user's own method gets the bounds on norms alone. docs/security.md has the table.
+    Updates above three times the usual norm are rejected, the rest are clipped to the buffer's median norm, teachers are
+    trimmed, and BatchNorm statistics are aggregated by median. CA2FL and FedAsync do not clip; a user's own method gets the
+    norm bound only. See docs/security.md.
     """
     admission = replace(experiment.admission, max_norm_ratio=MAX_NORM_RATIO)
     return replace(experiment, admission=admission, algorithm=_defended(experiment.algorithm))
@@ -179,15 +179,18 @@ def _defended(algorithm: Any) -> Any:
 
 
 MOST_ITEMS = 100
-"""A longer list is data and no setting: it is known by its length alone."""
+"""Longer lists are taken as data, not settings: only their length is described."""
 SHORT_LIST, SHORT_TEXT = 10, 200
-"""The same of lists and texts that are no fields."""
+"""The same limits for lists and texts outside of dataclass fields."""
 DEPTH = 2
-"""How many objects are looked into, one within the other, beside the fields of dataclasses."""
+"""How many levels of nested objects are inspected, not counting dataclass fields."""
 
 
 def described(value: Any) -> Any:
-    """A tree that JSON gives back as it was. The module of a class is left out: a script's is ``__main__`` only while it runs."""
+    """Describe a value as a tree that survives a JSON round trip.
+
+    Class names come without their module, because a script's module is ``__main__`` only while it runs.
+    """
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
@@ -203,30 +206,31 @@ def described(value: Any) -> Any:
 
 
 def attributes(value: Any, path: str = "", depth: int = DEPTH, written: bool = True) -> dict[str, Any]:
-    """What ``described`` leaves out, by dotted path: public attributes of objects and classes, names and defaults of functions.
+    """Collect what ``described`` leaves out, by dotted path: attributes of objects and classes, names and defaults of functions.
 
-    Only plain values: numbers, short texts and short lists. ``written`` says that plain fields are in ``described`` already.
+    Only public attributes with plain values: numbers, short texts and short lists. ``written`` means that the plain fields of
+    ``value`` are already in ``described``.
     """
     found: dict[str, Any] = {}
     for name, child in _members(value).items():
-        place = f"{path}.{name}" if path else name
-        there = written and _is_record(value)
+        child_path = f"{path}.{name}" if path else name
+        in_tree = written and _is_record(value)
         if _is_plain(child):
-            found |= {} if there and name in _fields(value) else {place: described(child)}
-        elif there and _is_record(child):
-            found |= attributes(child, place, depth)
+            found |= {} if in_tree and name in _fields(value) else {child_path: described(child)}
+        elif in_tree and _is_record(child):
+            found |= attributes(child, child_path, depth)
         else:
-            found |= {} if there and _name(child) == type(child).__name__ else {place: _name(child)}
-            found |= attributes(child, place, depth - 1, False) if depth and not isinstance(child, nn.Module) else {}
+            found |= {} if in_tree and _name(child) == type(child).__name__ else {child_path: _name(child)}
+            found |= attributes(child, child_path, depth - 1, False) if depth and not isinstance(child, nn.Module) else {}
     return found
 
 
 def _members(value: Any) -> dict[str, Any]:
-    """What may differ from one such value to another, by name."""
+    """The members, by name, in which two values of this type may differ."""
     if isinstance(value, FunctionType):
         return dict(_bound(value))
     if isinstance(value, partial):
-        return {"func": value.func, **{str(place): each for place, each in enumerate(value.args)}, **value.keywords}
+        return {"func": value.func, **{str(index): each for index, each in enumerate(value.args)}, **value.keywords}
     if isinstance(value, type | list | tuple | Mapping):
         return {}
     every = {name: each for base in reversed(type(value).__mro__) for name, each in vars(base).items()}
@@ -234,15 +238,15 @@ def _members(value: Any) -> dict[str, Any]:
     if _is_record(value):
         of_fields = {f.name: getattr(value, f.name) for f in fields(value) if f.repr}
         return {name: each for name, each in of_class.items() if name not in _fields(value)} | of_fields
-    # What the class defines otherwise than as a plain value is computed and kept: a cached property.
+    # An instance attribute that shadows a non-plain class member is a cached property's value: left out.
     own = {name: each for name, each in getattr(value, "__dict__", {}).items() if name in of_class or name not in every}
     return of_class | {name: each for name, each in own.items() if isinstance(name, str) and name[:1] != "_"}
 
 
 def _bound(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """What a function has besides its code: the variables it closes over, and its defaults."""
+    """A function's closure variables and default arguments, by name."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        with suppress(ValueError):  # it is still empty
+        with suppress(ValueError):  # the cell is still empty
             yield name, cell.cell_contents
     positional = function.__code__.co_varnames[: function.__code__.co_argcount]
     defaults = function.__defaults__ or ()

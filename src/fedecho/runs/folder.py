@@ -1,4 +1,4 @@
-"""A run folder: locked by one process, checked before it is written to, read back, and completed at the end."""
+"""The run folder: locking, checks before writing, restoring a checkpoint, and the final files."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,9 +24,9 @@ from fedecho.runs.summary import Summary, accuracies, last_scores
 from fedecho.storage.checkpoint import CheckpointError, Every, decode, load_checkpoint, remove_checkpoints, write_atomically
 from fedecho.storage.files import disk_full_at, make_private, open_own
 
-ANEW = "start in a new folder"
-ITS_OWN = "state"
-"""The algorithm's part of a server: it has what types it likes."""
+ADVICE = "start in a new folder"
+ALGORITHM_STATE = "state"
+"""The algorithm's part of a server's state. Its types are up to the algorithm and are not checked."""
 
 
 def restored(
@@ -36,55 +36,57 @@ def restored(
     take: Callable[[Mapping[str, Any]], None],
     say: Callable[[str], None],
 ) -> Mark | None:
-    """Let ``take`` have the newest checkpoint; its place in the record, or None if the run never came to one.
+    """Load the newest checkpoint, pass it to ``take``, and return its position in the record. None if there is no checkpoint.
 
-    ``fresh`` is what would be saved of the run as it was put together: what was saved must be of the same kinds.
+    ``fresh`` is what a checkpoint of the newly built run would hold. The loaded one must have the same types.
     """
-    found = load_checkpoint(folder, say)
-    if found is None:
+    loaded = load_checkpoint(folder, say)
+    if loaded is None:
         return None
     try:
-        tree = decode(*found, {"server": {"state": server.state, "models": Every(server.model)}})
+        tree = decode(*loaded, {"server": {"state": server.state, "models": Every(server.model)}})
         if tree["fingerprint"] != fresh["fingerprint"]:
-            raise CheckpointError(f"the checkpoint in {folder} is of another configuration than its record; {ANEW}")
-        _check_kinds(tree, fresh, "")
+            raise CheckpointError(f"the checkpoint in {folder} has another configuration than its record; {ADVICE}")
+        _check_types(tree, fresh, "")
         take(tree)
-        return Mark(tree["position"], tree.get("record_sha256"), tree.get("record_others", 0))
+        return Mark(tree["position"], tree["record_sha256"], tree.get("record_others", 0))  # deployments do not sample
     except CheckpointError:
         raise
     except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RuntimeError) as error:
-        told = f"{type(error).__name__}: {error}".partition("\n")[0]
-        raise CheckpointError(f"the checkpoint in {folder} is of another fedecho ({told}); {ANEW}") from error
+        cause = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise CheckpointError(
+            f"the checkpoint in {folder} was written by another version of fedecho ({cause}); {ADVICE}"
+        ) from error
 
 
-def _check_kinds(found: Any, fresh: Any, name: str) -> None:
-    """Is it what could stand where ``fresh`` stands? What was not there yet (None, an empty table) may be anything."""
+def _check_types(saved: Any, fresh: Any, name: str) -> None:
+    """Check that ``saved`` has the types of ``fresh``. Where ``fresh`` is None or an empty table, anything is accepted."""
     if fresh is None:
         return
     if isinstance(fresh, Mapping):
-        _of_kind(isinstance(found, Mapping), found, name)
+        _require(isinstance(saved, Mapping), saved, name)
         named = all(isinstance(key, str) for key in fresh)
-        for key, value in found.items():
+        for key, value in saved.items():
             like = fresh.get(key) if named else next(iter(fresh.values()))
-            if key != ITS_OWN:
-                _check_kinds(value, like, f"{name}.{key}".removeprefix("."))
+            if key != ALGORITHM_STATE:
+                _check_types(value, like, f"{name}.{key}".removeprefix("."))
     elif isinstance(fresh, list | tuple):
-        _of_kind(isinstance(found, list), found, name)
+        _require(isinstance(saved, list), saved, name)
     elif isinstance(fresh, Tensor):
-        _of_kind(isinstance(found, Tensor) and (found.shape, found.dtype) == (fresh.shape, fresh.dtype), found, name)
+        _require(isinstance(saved, Tensor) and (saved.shape, saved.dtype) == (fresh.shape, fresh.dtype), saved, name)
     elif is_dataclass(fresh):
-        _of_kind(type(found) is type(fresh), found, name)
+        _require(type(saved) is type(fresh), saved, name)
         for each in fields(fresh):
-            _check_kinds(getattr(found, each.name), getattr(fresh, each.name), f"{name}.{each.name}")
+            _check_types(getattr(saved, each.name), getattr(fresh, each.name), f"{name}.{each.name}")
     else:
-        kinds = {float: (float, int), str: (str, type(None))}
-        _of_kind(type(found) in kinds.get(type(fresh), (type(fresh),)), found, name)
+        accepted = {float: (float, int), str: (str, type(None))}
+        _require(type(saved) in accepted.get(type(fresh), (type(fresh),)), saved, name)
 
 
-def _of_kind(it_is: bool, found: Any, name: str) -> None:
-    if not it_is:
-        told = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"{found!r:.40}"
-        raise TypeError(f"{name or 'all of it'} is {told}")
+def _require(fits: bool, saved: Any, name: str) -> None:
+    if not fits:
+        shown = f"a tensor of shape {tuple(saved.shape)}" if isinstance(saved, Tensor) else f"{saved!r:.40}"
+        raise TypeError(f"{name or 'the whole checkpoint'} is {shown}")
 
 
 LOCK = ".lock"
@@ -93,46 +95,46 @@ PARTS = ("checkpoint-*.safetensors.part", f"{MODEL}.part", "run.jsonl.part", "su
 NO_LOCKS = {ENOLCK, ENOSYS, ENOTSUP}
 
 
-class FolderInUse(ConfigError):  # noqa: N818 (its name says it)
-    """Another process runs what is in this folder."""
+class FolderInUse(ConfigError):  # noqa: N818 (reads better without a suffix)
+    """Another process uses this run folder."""
 
 
 def check_folder(folder: Path, experiment: Experiment, resume: bool) -> None:
-    """Is this the folder to begin, or to go on, with this experiment? Nothing is written before it is known."""
+    """Check that this experiment may be started, or resumed, in this folder. Nothing is written."""
     if resume and is_finished(folder):
         raise ConfigError(f"{folder} holds a finished run: there is nothing to resume")
     if resume:
         check_same(folder, experiment)
     elif is_finished(folder):
-        raise ConfigError(f"{folder} already holds a run, which is finished: choose another folder")
+        raise ConfigError(f"{folder} already holds a finished run: choose another folder")
     elif (folder / RECORD).exists():
         resumable(folder)
-        raise ConfigError(f"{folder} already holds a run: `fedecho resume {folder}` goes on with it")
+        raise ConfigError(f"{folder} already holds a run: continue it with `fedecho resume {folder}`")
     elif (folder / MODEL).exists():
-        raise ConfigError(f"{folder / MODEL} is not of a run, which would write its own over it: choose another folder")
+        raise ConfigError(f"{folder / MODEL} does not belong to a run and would be overwritten: choose another folder")
 
 
 def is_deployed(header: Mapping[str, Any]) -> bool:
-    """Did its clients train on nodes of a network?"""
+    """Is this the header of a deployed run, whose clients trained on the nodes of a network?"""
     return bool(header["execution"].get("executor") == "flower")
 
 
 def resumable(folder: Path) -> Header:
-    """The header of a run that can go on in this process. A deployed one goes on from its app, where its nodes are."""
+    """Read the header of a run that can be resumed in this process. A deployed run must be resumed by its app instead."""
     header = read_header(folder)
     if is_deployed(header) and is_finished(folder):
         raise ConfigError(f"{folder} holds a finished run: there is nothing to resume; submit its app with another run folder")
     if is_deployed(header):
         raise ConfigError(
-            f"{folder} holds a run over a network: submit its app again with the same run folder (fedecho submit) and it goes on"
+            f"{folder} holds a deployed run: submit its app again with the same run folder to resume it (fedecho submit)"
         )
     return header
 
 
 @contextmanager
 def owned(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Make the folder, its owner's alone, and keep others out of it. The kernel gives the lock back however this process ends."""
-    was_there = folder.exists()
+    """Create the folder (readable by its owner only) and lock it. The kernel releases the lock however this process ends."""
+    existed = folder.exists()
     with disk_full_at(folder):
         make_private(folder)
         lock = _locked(folder / LOCK, say)
@@ -140,18 +142,18 @@ def owned(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
         remove_parts(folder)
         yield
     finally:
-        # While it is still held, so that the name is never that of a lock somebody else has taken.
+        # Unlinked while the lock is still held: otherwise the file might already be another process's lock.
         (folder / LOCK).unlink(missing_ok=True)
         os.close(lock)
-        if not was_there:
+        if not existed:
             with suppress(OSError):
-                folder.rmdir()  # only if nothing came of it
+                folder.rmdir()  # succeeds only if the folder is empty
 
 
 @contextmanager
 def own_folder(base: Path) -> Iterator[Path]:
-    """The first of NAME, NAME-2, NAME-3, ... that is not there, made now: of two processes that look at once each gets its own."""
-    was_there = base.parent.exists()
+    """Create the first of NAME, NAME-2, NAME-3, ... that does not exist. Concurrent processes get different folders."""
+    parent_existed = base.parent.exists()
     base.parent.mkdir(parents=True, exist_ok=True)
     for folder in numbered(base):
         with suppress(FileExistsError):
@@ -160,15 +162,15 @@ def own_folder(base: Path) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        with suppress(OSError):  # they are removed only if nothing came of it
+        with suppress(OSError):  # empty folders are removed, others are kept
             folder.rmdir()
-            if not was_there:
+            if not parent_existed:
                 base.parent.rmdir()
 
 
 @contextmanager
 def unused_folder(base: Path, say: Callable[[str], None]) -> Iterator[Path]:
-    """The first of NAME, NAME-2, NAME-3, ... that no other process uses, which is then ours until the end."""
+    """Lock the first of NAME, NAME-2, NAME-3, ... that no other process uses."""
     with ExitStack() as stack:
         for folder in numbered(base):
             with suppress(FolderInUse):
@@ -184,33 +186,33 @@ def numbered(base: Path) -> Iterator[Path]:
 
 
 def is_tidy(folder: Path) -> bool:
-    """A process that was killed right after its summary had no time to remove its checkpoints and its lock."""
+    """Are there no leftover checkpoints or lock? A process killed right after writing its summary leaves them behind."""
     return not any(next(folder.glob(pattern), None) for pattern in ("checkpoint-*", LOCK))
 
 
 def tidy_finished(folder: Path, say: Callable[[str], None]) -> None:
-    """Remove what such a process left."""
+    """Remove leftovers of a killed process from a finished run's folder."""
     if not is_tidy(folder):
         with owned(folder, say):
             remove_checkpoints(folder)
 
 
 def remove_parts(folder: Path) -> None:
-    """What a killed process had begun to write."""
+    """Remove partially written files of a killed process."""
     for pattern in PARTS:
         for path in folder.glob(pattern):
             path.unlink(missing_ok=True)
 
 
 def _locked(path: Path, say: Callable[[str], None]) -> int:
-    """An open file that holds the lock of this name. A file that lost its name while we waited for it is not the lock."""
+    """Open and lock the file. If its name was unlinked in the meantime, the lock is worthless: try again."""
     while True:
         file = open_own(path, os.O_RDWR | os.O_CREAT)
         try:
             flock(file, LOCK_EX | LOCK_NB)
         except OSError as error:
             if error.errno in NO_LOCKS:
-                say(f"{path.parent} is on a file system without locks: see to it that no other process uses it")
+                say(f"{path.parent} is on a file system without locks: make sure that no other process uses it")
                 return file
             owner = os.pread(file, 20, 0).decode(errors="replace").strip()
             os.close(file)
@@ -219,7 +221,7 @@ def _locked(path: Path, say: Callable[[str], None]) -> int:
             who = f"another process ({owner})" if owner.isdecimal() else "another process"
             raise FolderInUse(f"{path.parent} is in use by {who}: wait for it or stop it, or choose another folder") from None
         if _has_name(file, path):
-            with suppress(OSError):  # for a person to read; a disk may be too full even for that
+            with suppress(OSError):  # informative only; the disk may be full
                 os.truncate(file, 0)
                 os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
             return file
@@ -233,8 +235,8 @@ def _has_name(file: int, path: Path) -> bool:
         return False
 
 
-def summary_of(server: Server[Any], evaluations: Sequence[Line], **known: Any) -> Summary:
-    """What the server and the evaluations tell; ``known`` is the rest, by the names of the summary's fields."""
+def summary_of(server: Server[Any], evaluations: Sequence[Line], **other_fields: Any) -> Summary:
+    """Build the summary from the server's counts and the evaluations. ``other_fields`` are its remaining fields."""
     bank = server.state.bank if isinstance(server.state, Echo) else None
     return Summary(
         num_versions=server.model.version,
@@ -247,14 +249,14 @@ def summary_of(server: Server[Any], evaluations: Sequence[Line], **known: Any) -
         model_sha256=model_digest(server.model.weights),
         scores=last_scores(evaluations),
         **accuracies(evaluations),
-        **known,
+        **other_fields,
     )
 
 
 def write_end(folder: Path, record: Record, named: Mapping[str, Tensor], summary: Summary) -> None:
-    """The summary last but for the checkpoints: a run that has one is finished."""
+    """Write the model and the summary, then remove the checkpoints. A run that has a summary is finished."""
     record.sync()
-    # One entry: safetensors writes several in an order that changes from process to process.
+    # Only one metadata entry: safetensors writes several in an order that differs between processes.
     write_atomically(folder / MODEL, save(dict(named), {"format": "pt"}))
     summary.write(folder)
     remove_checkpoints(folder)

@@ -1,4 +1,4 @@
-"""What identifies a run: its configuration, its inputs' digests and the software that computes it."""
+"""The identity of a run: its configuration, input digests and software versions."""
 
 import json
 import mmap
@@ -38,15 +38,15 @@ COMPARED = {
     "gpu": "GPU",
     **{name: name for name in LIBRARIES},
 }
-"""What may change a number, and what it is called. The platform may not."""
+"""Software that may change results, with display names. The platform is recorded but not compared."""
 DIGITS = 16
-"""Of the digest: enough to tell any two edits apart, short enough to be read out."""
+"""Digits kept of a source digest: enough to tell edits apart."""
 EVENT = "software"
-BEGINS = f'\n{{"event":"{EVENT}",'.encode()
+LINE_START = f'\n{{"event":"{EVENT}",'.encode()
 
 
 def software(**more: str) -> dict[str, str]:
-    """Versions of all that may change a number; of some libraries, where they were used."""
+    """Versions of all software that may change results. Some libraries are listed only if they were imported."""
     used = {name: sys.modules[name].__version__ for name in LIBRARIES if name in sys.modules}
     return {
         "fedecho": __version__,
@@ -62,41 +62,41 @@ def software(**more: str) -> dict[str, str]:
 
 
 def check_software(folder: Path, other_software: bool) -> None:
-    """Is the run in ``folder`` computed by this very software? If not, it goes on only where ``other_software`` is allowed."""
+    """Check that the run in ``folder`` was computed with the current software, unless ``other_software`` allows a change."""
     changed = _changed(_last_of(folder))
     if changed and not other_software:
-        was, now = (", ".join(f"{COMPARED[name]} {both[of]}" for name, both in changed.items()) for of in (0, 1))
+        old, new = (", ".join(f"{COMPARED[name]} {both[of]}" for name, both in changed.items()) for of in (0, 1))
         raise ConfigError(
-            f"{folder} was computed by {was}, and is now to go on with {now}, which may give another model: put the former back, "
-            "start in another folder, or go on all the same with --other-software (other_software=True), which its record will say"
+            f"{folder} was computed with {old}; resuming it with {new} may change the model: restore the former software, "
+            "start in another folder, or resume anyway with --other-software (other_software=True), which the record will note"
         )
 
 
 def note_software(record: Record, folder: Path, say: Callable[[str], None]) -> None:
-    """A line in the record, from which on it is of other software than before."""
+    """Note a change of software in the record of a resumed run."""
     changed = _changed(_last_of(folder))
     if changed:
         more = {"gpu": changed["gpu"][1]} if "gpu" in changed else {}
         record.write({"event": EVENT, "software": software(**more)})
         record.flush()
-        told = ", ".join(f"{COMPARED[name]} {now} in place of {was}" for name, (was, now) in changed.items())
-        say(f"going on with other software: {told}")
+        changes = ", ".join(f"{COMPARED[name]} {new} in place of {old}" for name, (old, new) in changed.items())
+        say(f"resuming with other software: {changes}")
 
 
 def _changed(before: dict[str, Any]) -> dict[str, tuple[str, str]]:
-    """By name: what it was and what it is. Records of before name less; a library may not be imported yet."""
+    """The old and new version of all software that changed, by name. A library may not have been imported yet."""
     now, found = software(), {}
     for name in COMPARED:
         if name in before:
-            is_now = now.get(name) or (_gpu() if name == "gpu" else _installed(name))
-            was, here = _compared(name, str(before[name])), _compared(name, is_now)
-            if was != here:
-                found[name] = (was, here)
+            current = now.get(name) or (_gpu() if name == "gpu" else _installed(name))
+            old, new = _compared(name, str(before[name])), _compared(name, current)
+            if old != new:
+                found[name] = (old, new)
     return found
 
 
 def _compared(name: str, text: str) -> str:
-    """Python 3.12 adds floats otherwise than 3.11; its patches change no number."""
+    """The part of a version that may change results. Python 3.11 and 3.12 sum floats differently, patch releases do not."""
     return ".".join(text.split(".")[:2]) if name == "python" else text
 
 
@@ -112,85 +112,84 @@ def _gpu() -> str:
 
 
 def _last_of(folder: Path) -> dict[str, Any]:
-    """What the header says, or the last line since that says it anew. Of a record of gigabytes only that line is read."""
+    """The software that last computed a run, from the last ``software`` line or the header. Reads only that line."""
     header = read_header(folder)
     found, execution = header.get("software"), header["execution"]
     path = folder / RECORD
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole:
-        start = whole.rfind(BEGINS)
-        if start >= 0 and (end := whole.find(b"\n", start + 1)) < 0:  # torn by a crash
-            start = whole.rfind(BEGINS, 0, start)
+        start = whole.rfind(LINE_START)
+        if start >= 0 and (end := whole.find(b"\n", start + 1)) < 0:  # cut off by a crash
+            start = whole.rfind(LINE_START, 0, start)
             end = whole.find(b"\n", start + 1)
         if start >= 0:
             try:
                 found = json.loads(whole[start:end])["software"]
             except (ValueError, KeyError, RecursionError):
-                raise ValueError(f"{path} has a damaged line of software; start in a new folder") from None
-    # Without any GPU the executor itself says that it needs one.
+                raise ValueError(f"{path} has a damaged software line; start in a new folder") from None
+    # Without any GPU, the executor reports that it needs one.
     gpu = {"gpu": execution["device"]} if "device" in execution and torch.cuda.is_available() else {}
     return gpu | found if isinstance(found, dict) else gpu
 
 
 MODEL_FILES = "model files"
 MOST_LISTED = 10_000
-"""Above so many clients a header does not name each of them."""
+"""Above this many clients, a header has totals instead of one entry per client."""
 
 
 def check_same(folder: Path, experiment: Experiment) -> None:
-    """Is the run in ``folder`` one of this experiment? Of a user's own parts, the names and plain fields are compared."""
+    """Check that the run in ``folder`` has this configuration. For a user's own classes, names and plain fields are compared."""
     header = read_header(folder)
     ours, theirs = config_of(experiment), header["config"]
     if ours is None or theirs is None:
         ours = {name: getattr(experiment, name) for name in ("name", "seed", "num_versions")}
         theirs = {name: value for name, value in header.items() if name in ours}
-        parts = header.get("parts")
-        if parts is not None:  # records of before have none
+        parts, recorded = header.get("parts"), header.get("attributes")
+        if parts is not None:
             ours, theirs = ours | described(experiment), theirs | parts
-        known = header.get("attributes")
-        if known is not None:  # a method keeps nothing on itself; a task may count, or keep what it has read
-            ours, theirs = ours | _of_method(attributes(experiment)), theirs | _of_method(known)
+        if recorded is not None:  # only the method's: a task may count calls or cache what it has read
+            ours, theirs = ours | _of_method(attributes(experiment)), theirs | _of_method(recorded)
     else:
         theirs = completed(theirs)
-    found = differences(ours, theirs)
-    if found:
-        raise ConfigError(f"{folder} holds a run of another configuration: {'; '.join(found[:3])}")
+    changes = differences(ours, theirs)
+    if changes:
+        raise ConfigError(f"{folder} holds a run with another configuration: {'; '.join(changes[:3])}")
     _check_model(folder, (header.get("notes") or {}).get(MODEL_FILES), experiment.task)
     _check_trace(folder, experiment, header)
 
 
-def _of_method(found: Mapping[str, Any]) -> Line:
-    return {name: value for name, value in found.items() if name.startswith("algorithm.")}
+def _of_method(values: Mapping[str, Any]) -> Line:
+    return {name: value for name, value in values.items() if name.startswith("algorithm.")}
 
 
-def _check_model(folder: Path, began_with: str | None, task: Any) -> None:
-    """A folder of the same name may hold other weights by now."""
+def _check_model(folder: Path, recorded: str | None, task: Any) -> None:
+    """Check that the files of a pretrained model have not changed under the same name."""
     files = _files_of(task).get(MODEL_FILES)
-    if began_with is None or files is None:
+    if recorded is None or files is None:
         return
-    if not files.startswith(str(began_with)):
+    if not files.startswith(str(recorded)):
         raise ConfigError(
-            f"{folder} began with {task.model} of {began_with}, but its files are now {files}: "
-            "put the former files back, or start in a new folder"
+            f"{folder} began with {task.model} ({recorded}), but its files are now {files}: "
+            "restore the former files, or start in a new folder"
         )
 
 
 def _check_trace(folder: Path, experiment: Experiment, header: Header) -> None:
-    """The name of a trace stands in the configuration; what it holds decides the schedule."""
+    """Check that a runtime trace has not changed under the same name: its content determines the schedule."""
     before = header.get("trace_sha256")
     if before is not None and before != trace_digest(experiment):
         raise ConfigError(
             f"the trace {experiment.runtimes.trace} has changed since the run in {folder} began (its sha256 was {before[:12]}...): "
-            "put the old one back, or start in a new folder"
+            "restore the old one, or start in a new folder"
         )
 
 
 def check_inputs(folder: Path, before: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """A file of the same name may hold other data by now. Records of before name none."""
-    for name, was in before.items():
-        if now.get(name, "").split()[:1] != str(was).split()[:1]:
+    """Check that no input file has changed under the same name."""
+    for name, digest in before.items():
+        if now.get(name, "").split()[:1] != str(digest).split()[:1]:
             raise ConfigError(
-                f"{name} has changed since the run in {folder} began (its sha256 was {str(was)[:12]}...): "
-                "put the old data back, or start in a new folder"
+                f"{name} has changed since the run in {folder} began (its sha256 was {str(digest)[:12]}...): "
+                "restore the old data, or start in a new folder"
             )
 
 
@@ -220,7 +219,7 @@ def name_of(algorithm: Any) -> str:
 
 
 def config_of(experiment: Experiment) -> Line | None:
-    """The experiment as a table, or None if a part of it is a user's own and cannot be written down."""
+    """The experiment as a table, or None if it has a user's own classes, which cannot be serialized."""
     try:
         tree = to_config(experiment)
         return tree if completed(tree) == tree else None
@@ -229,10 +228,10 @@ def config_of(experiment: Experiment) -> Line | None:
 
 
 def notes_of(task: Any) -> dict[str, str]:
-    """What a task wants said beside its numbers: its model, its prompt, what stands in for what."""
+    """A task's notes for reports: its model, its prompt, substitutions of data or model."""
     notes = getattr(task, "notes", None)
-    told = {str(name): str(text) for name, text in notes.items()} if isinstance(notes, Mapping) else {}
-    return told | _files_of(task)
+    texts = {str(name): str(text) for name, text in notes.items()} if isinstance(notes, Mapping) else {}
+    return texts | _files_of(task)
 
 
 def _files_of(task: Any) -> dict[str, str]:
@@ -241,7 +240,7 @@ def _files_of(task: Any) -> dict[str, str]:
 
 
 def parts_of(experiment: Experiment, config: Line | None) -> Line:
-    """What a header says of an experiment in place of a configuration, where a part of it is a user's own."""
+    """Header entries that describe an experiment without a configuration, because it has a user's own classes."""
     if config is not None:
         return {"parts": None}
     return {"parts": described(experiment), "attributes": attributes(experiment)}
@@ -272,19 +271,19 @@ def header_of(simulation: Simulation, config: Line | None, execution: Line) -> L
 
 
 def _clients(task: Any, runtimes: ClientRuntimes) -> Line:
-    """Client by client, or of very many how many there are of which kind."""
-    everybody = range(task.num_clients)
-    if len(everybody) <= MOST_LISTED:
-        examples = [task.num_examples(client) for client in everybody]
-        return {"examples": examples, "classes": [runtimes.class_of(client) for client in everybody], **_labels(task)}
-    sizes = np.fromiter((task.num_examples(client) for client in everybody), np.int64, len(everybody))
+    """The clients' sizes, runtime classes and labels. Totals only if there are very many clients."""
+    clients = range(task.num_clients)
+    if len(clients) <= MOST_LISTED:
+        examples = [task.num_examples(client) for client in clients]
+        return {"examples": examples, "classes": [runtimes.class_of(client) for client in clients], **_labels(task)}
+    sizes = np.fromiter((task.num_examples(client) for client in clients), np.int64, len(clients))
     counts = getattr(getattr(runtimes, "classes", None), "counts", lambda: None)()
-    spread = {f"{share}%": int(np.percentile(sizes, share)) for share in (0, 25, 50, 75, 100)}
-    return {"num_clients": len(everybody), "num_examples": int(sizes.sum()), "examples_at": spread, "class_counts": counts}
+    percentiles = {f"{share}%": int(np.percentile(sizes, share)) for share in (0, 25, 50, 75, 100)}
+    return {"num_clients": len(clients), "num_examples": int(sizes.sum()), "examples_at": percentiles, "class_counts": counts}
 
 
 def _labels(task: Any) -> Line:
-    """Who holds which classes, of a task that says so."""
+    """The label counts of each client, if the task has them."""
     if not defines(task, "label_counts"):
         return {}
     return {"labels": [{str(k): int(n) for k, n in task.label_counts(c).items()} for c in range(task.num_clients)]}

@@ -1,4 +1,4 @@
-"""Runs in processes of their own, a pipe each: progress, stop requests and errors pass through it."""
+"""Runs jobs in parallel processes. Progress, stop requests and errors pass through one pipe per process."""
 
 import multiprocessing
 import pickle
@@ -19,60 +19,61 @@ from typing import Any, Generic, TypeVar
 from fedecho.executors.worker_pool import WorkerError
 from fedecho.runs.run import Interrupted
 from fedecho.runs.run_stats import RunState
-from fedecho.runs.signals import LED, be_led, shortage, stop_signals
+from fedecho.runs.signals import STOP_SIGNALS, follow_parent, shortage, stop_signals
 
 Say = Callable[[str], None]
-Tell = Callable[[RunState], None]
-News = tuple[str, Any]
-"""That it "stands" so, "says" a word, "has done" its work with a result, or "has failed" with an error and where that was."""
-NEWS_EVERY_S = 0.2
+Report = Callable[[RunState], None]
+STATE, TEXT, DONE, FAILED = "state", "text", "done", "failed"
+"""Kinds of messages from a job process: its run's state, a text, the result, or an error with its traceback."""
+Message = tuple[str, Any]
+STATE_EVERY_S = 0.2
 
 
 def serve(pipe: Connection) -> None:
-    """One piece of work after the other. While at work nothing comes but a stop, or the end of the pipe, which is one too."""
-    be_led(pipe.poll)
+    """Run one job after another. Anything received during a job, even the end of the pipe, is a stop request."""
+    follow_parent(pipe.poll)
     sending = threading.Lock()
 
-    def send(news: News) -> None:
-        with sending:  # sinks speak in threads of their own
-            pipe.send(news)
+    def send(message: Message) -> None:
+        with sending:  # tracking sinks send from their own threads
+            pipe.send(message)
 
     with pipe, suppress(EOFError, OSError):
-        while order := pipe.recv_bytes():
-            send(outcome(order, send))
+        while job := pipe.recv_bytes():
+            send(run_job(job, send))
 
 
-def outcome(order: bytes, send: Callable[[News], None]) -> News:
-    """What came of it; until then ``send`` has the news."""
-    told, over = 0.0, False
+def run_job(job: bytes, send: Callable[[Message], None]) -> Message:
+    """Run a pickled job and return its result or error as a message. Until then, progress goes to ``send``."""
+    sent_at, over = 0.0, False
 
-    def news(kind: str, what: Any) -> None:
+    def send_while_running(kind: str, content: Any) -> None:
         if not over:
-            with suppress(OSError):  # who leads may be gone
-                send((kind, what))
+            with suppress(OSError):  # the parent process may be gone
+                send((kind, content))
 
-    def tell(state: RunState) -> None:
-        nonlocal told
+    def report(state: RunState) -> None:
+        nonlocal sent_at
         now = time.monotonic()
-        if now - told > NEWS_EVERY_S or state.done:
-            told = now
-            news("stands", state)
+        if now - sent_at > STATE_EVERY_S or state.done:
+            sent_at = now
+            send_while_running(STATE, state)
 
     try:
-        return "has done", pickle.loads(order)(tell, partial(news, "says"))  # noqa: S301 (our leader's)
+        return DONE, pickle.loads(job)(report, partial(send_while_running, TEXT))  # noqa: S301 (from our parent process)
     except BaseException as error:
-        return "has failed", _portable(error)
+        return FAILED, _portable(error)
     finally:
         over = True
 
 
-class ElsewhereError(Exception):
-    """Where in its process an error was raised: what a reader of a traceback wants to see beside it."""
+class RemoteTracebackError(Exception):
+    """The traceback of an error in a job process. Set as the cause of the error."""
 
 
-def _portable(error: BaseException) -> tuple[BaseException, ElsewhereError]:
-    """In other words if it does not travel as it is."""
-    where = ElsewhereError("".join(traceback.format_exception(error)))
+def _portable(error: BaseException) -> tuple[BaseException, RemoteTracebackError]:
+    """The error and its traceback. An error that cannot be pickled becomes a ``RuntimeError`` with the same text."""
+    where = RemoteTracebackError("".join(traceback.format_exception(error)))
     try:
         pickle.loads(pickle.dumps(error))  # noqa: S301 (ours)
     except Exception:
@@ -82,29 +83,29 @@ def _portable(error: BaseException) -> tuple[BaseException, ElsewhereError]:
 
 See = Callable[[str, RunState], None]
 T = TypeVar("T")
-GO_ON = "the same command goes on where it was"
-LOOK_EVERY_S = 0.2
-LEAVES_IN_S = 10.0
-NOTHING = b""
-"""No order: the end, or at work a request to stop."""
+ADVICE = "run the same command again to continue"
+POLL_EVERY_S = 0.2
+EXIT_TIMEOUT_S = 10.0
+STOP = b""
+"""In place of a job: exit, or stop the job that is running."""
 
 
-def beside(works: Mapping[str, Callable[[Tell, Say], T]], *, jobs: int, see: See, say: Say) -> dict[str, T]:
-    """Do all the work, ``jobs`` at a time. What each tells and says is passed on by its label.
+def run_jobs(works: Mapping[str, Callable[[Report, Say], T]], *, jobs: int, see: See, say: Say) -> dict[str, T]:
+    """Run all functions of ``works``, ``jobs`` at a time. ``see`` receives states by label, ``say`` texts.
 
-    The first that fails ends the others, in good order: they can go on later. What finds too little memory beside the others is
-    put back, and one process fewer goes on.
+    If one fails, the others are stopped and can be resumed later. One that runs out of memory is put back in the queue, and one
+    process fewer continues.
     """
-    crowd = _Crowd(works, see, say)
+    pool = _JobPool(works, see, say)
     try:
-        with stop_signals(say) as asked:
-            crowd.hire(min(jobs, len(works)))
-            crowd.work(asked)
+        with stop_signals(say) as stop_requested:
+            pool.start(min(jobs, len(works)))
+            pool.run(stop_requested)
     finally:
-        crowd.dismiss()
-    if crowd.error is not None:
-        raise crowd.error
-    return {label: crowd.done[label] for label in works}
+        pool.shut_down()
+    if pool.error is not None:
+        raise pool.error
+    return {label: pool.done[label] for label in works}
 
 
 @dataclass
@@ -112,33 +113,33 @@ class _Worker:
     process: SpawnProcess
     pipe: Connection
     label: str = ""
-    """What it works on."""
+    """The current job."""
     alone: bool = False
-    """It was, when it took that."""
+    """Was it the only worker when that job began?"""
 
-    def send(self, order: bytes) -> None:
-        with suppress(OSError):  # it has ended; its pipe will tell
-            self.pipe.send_bytes(order)
+    def send(self, job: bytes) -> None:
+        with suppress(OSError):  # the process has ended: the main loop will see the end of its pipe
+            self.pipe.send_bytes(job)
 
-    def leave(self, within_s: float) -> None:
-        self.process.join(within_s)
+    def end(self, timeout_s: float) -> None:
+        self.process.join(timeout_s)
         self.process.kill()
         self.process.join()
         self.pipe.close()
 
 
-class _Crowd(Generic[T]):
-    def __init__(self, works: Mapping[str, Callable[[Tell, Say], T]], see: See, say: Say) -> None:
+class _JobPool(Generic[T]):
+    def __init__(self, works: Mapping[str, Callable[[Report, Say], T]], see: See, say: Say) -> None:
         self.works, self.see, self.say = works, see, say
-        self.left = deque(works)
+        self.queue = deque(works)
         self.workers: list[_Worker] = []
-        self.leaving: list[_Worker] = []
+        self.exiting: list[_Worker] = []
         self.done: dict[str, T] = {}
         self.error: BaseException | None = None
 
-    def hire(self, number: int) -> None:
+    def start(self, number: int) -> None:
         context = multiprocessing.get_context("spawn")
-        with _born_deaf():
+        with _signals_blocked():
             for _ in range(number):
                 ours, theirs = context.Pipe()
                 process = context.Process(target=serve, args=(theirs,))
@@ -146,102 +147,102 @@ class _Crowd(Generic[T]):
                 theirs.close()
                 self.workers.append(_Worker(process, ours))
         for worker in self.workers:
-            self._give(worker)
+            self._assign(worker)
 
-    def work(self, asked: Callable[[], bool]) -> None:
-        """Until everybody has ended: what was asked to stop still has something to say."""
+    def run(self, stop_requested: Callable[[], bool]) -> None:
+        """Process messages until all workers have ended. A stopped worker still sends its last messages."""
         while self.workers:
-            if asked() and self.error is None:
-                self._end(Interrupted(f"stopped; {GO_ON}"))
-            ready = wait([worker.pipe for worker in self.workers], LOOK_EVERY_S)
+            if stop_requested() and self.error is None:
+                self._stop(Interrupted(f"stopped; {ADVICE}"))
+            ready = wait([worker.pipe for worker in self.workers], POLL_EVERY_S)
             for worker in [worker for worker in self.workers if worker.pipe in ready]:
-                self._hear(worker)
-            if self.left and not self.workers and self.error is None:  # all that were left found too little memory at once
-                self.hire(1)
+                self._receive(worker)
+            if self.queue and not self.workers and self.error is None:  # the last workers ran out of memory together
+                self.start(1)
 
-    def dismiss(self) -> None:
-        """Whoever is still at work, asked twice to stop or because of an error here, ends at once."""
+    def shut_down(self) -> None:
+        """End all workers. Those still running (after a second stop request or an error here) are killed at once."""
         for worker in self.workers:
-            worker.leave(0)
-        until = time.monotonic() + LEAVES_IN_S
-        for worker in self.leaving:
-            worker.leave(max(until - time.monotonic(), 0))
+            worker.end(0)
+        deadline = time.monotonic() + EXIT_TIMEOUT_S
+        for worker in self.exiting:
+            worker.end(max(deadline - time.monotonic(), 0))
 
-    def _hear(self, worker: _Worker) -> None:
+    def _receive(self, worker: _Worker) -> None:
         try:
-            kind, told = worker.pipe.recv()
+            kind, content = worker.pipe.recv()
         except (EOFError, OSError):
-            self._lose(worker)
+            self._ended(worker)
             return
-        if kind == "stands":
-            self.see(worker.label, told)
-        elif kind == "says":
-            self.say(f"{worker.label}: {told}")
-        elif kind == "has done":
-            self.done[worker.label] = told
-            self._give(worker)
+        if kind == STATE:
+            self.see(worker.label, content)
+        elif kind == TEXT:
+            self.say(f"{worker.label}: {content}")
+        elif kind == DONE:
+            self.done[worker.label] = content
+            self._assign(worker)
         else:
-            self._fail(worker, *told)
+            self._failed(worker, *content)
 
-    def _fail(self, worker: _Worker, error: BaseException, where: BaseException) -> None:
+    def _failed(self, worker: _Worker, error: BaseException, where: BaseException) -> None:
         error.__cause__ = where
         if shortage(error):
             self._put_back(worker, error)
             self._retire(worker)
         else:
-            self._end(error)
-            self._give(worker)
+            self._stop(error)
+            self._assign(worker)
 
-    def _give(self, worker: _Worker) -> None:
-        """The next piece of work, or none: then the worker ends, and its pipe with it."""
-        worker.label = self.left.popleft() if self.left and self.error is None else ""
+    def _assign(self, worker: _Worker) -> None:
+        """Send the next job. If there is none, the worker exits and its pipe ends."""
+        worker.label = self.queue.popleft() if self.queue and self.error is None else ""
         worker.alone = len(self.workers) == 1
-        worker.send(pickle.dumps(self.works[worker.label]) if worker.label else NOTHING)
+        worker.send(pickle.dumps(self.works[worker.label]) if worker.label else STOP)
 
-    def _lose(self, worker: _Worker) -> None:
-        """Its pipe has ended."""
+    def _ended(self, worker: _Worker) -> None:
+        """Handle the end of a worker's pipe: a normal exit, or a crash if it still had a job."""
         self.workers.remove(worker)
         if not worker.label:
-            self.leaving.append(worker)
+            self.exiting.append(worker)
             return
-        worker.leave(LEAVES_IN_S)
+        worker.end(EXIT_TIMEOUT_S)
         code = worker.process.exitcode or 0
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        lost = WorkerError(f"{worker.label}: its process ended without a word ({how}); {GO_ON}")
-        if code == -signal.SIGKILL:  # what a system does that has no memory left
-            self._put_back(worker, lost)
+        crash = WorkerError(f"{worker.label}: its process ended unexpectedly ({how}); {ADVICE}")
+        if code == -signal.SIGKILL:  # the kernel's out-of-memory killer sends SIGKILL
+            self._put_back(worker, crash)
         else:
-            self._end(lost)
+            self._stop(crash)
 
     def _put_back(self, worker: _Worker, error: BaseException) -> None:
-        """What it found too little memory for is tried again when others have ended; alone it would only fail again."""
+        """Queue a job again that ran out of memory. If it ran alone, it would only fail again: stop."""
         if self.error is None and not worker.alone:
             fewer = sum(bool(other.label) for other in self.workers if other is not worker)
-            why = shortage(error) or "its process was killed, for want of memory perhaps"
-            self.say(f"{worker.label}: {why}: it is put back, and {max(fewer, 1)} at a time go on")
-            self.left.append(worker.label)
+            why = shortage(error) or "its process was killed, possibly out of memory"
+            self.say(f"{worker.label}: {why}: will retry with {max(fewer, 1)} at a time")
+            self.queue.append(worker.label)
         else:
-            self._end(error)
+            self._stop(error)
 
     def _retire(self, worker: _Worker) -> None:
-        """One that does not work any more is waited for: only then has it given back what it holds."""
-        worker.send(NOTHING)
-        worker.leave(LEAVES_IN_S)
+        """End a worker and wait for it, so that its memory is free."""
+        worker.send(STOP)
+        worker.end(EXIT_TIMEOUT_S)
         self.workers.remove(worker)
 
-    def _end(self, error: BaseException) -> None:
-        """All that work are told to stop. What is told of first is why."""
+    def _stop(self, error: BaseException) -> None:
+        """Stop all workers. The first error is the one that is raised."""
         if self.error is None:
             self.error = error
         for worker in self.workers:
-            worker.send(NOTHING)
+            worker.send(STOP)
 
 
 @contextmanager
-def _born_deaf() -> Iterator[None]:
-    """Processes started inside hear of no signal before they know what to do with it; what comes here meanwhile comes after."""
-    ensure_running()  # it would start with the first process, and take the mask away
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, LED)
+def _signals_blocked() -> Iterator[None]:
+    """Block stop signals while processes start, until they have installed their handlers. Signals received here are delayed."""
+    ensure_running()  # otherwise it would start with the first process and unblock the signals
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield
     finally:

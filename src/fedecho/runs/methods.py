@@ -1,7 +1,4 @@
-"""A method as a deployment looks at it: how it counts clients, what it is called, what it distils on.
-
-Flower's own strategies count clients by their examples; the FedEcho paper's methods do not.
-"""
+"""Properties of a method that a deployment needs: client weighting, its name, the size of its unlabeled set."""
 
 from dataclasses import replace
 from typing import Any
@@ -14,9 +11,10 @@ from fedecho.runs.identity import name_of
 
 
 def by_examples(algorithm: Any) -> Any:
-    """The algorithm with ``weighted`` where it takes a mean, inside FedEcho too; any other as it is.
+    """Weight clients by their number of examples, as Flower's own strategies do (the FedEcho paper does not).
 
-    A robust ``combine`` stays unweighted: a client may claim any number of examples.
+    Applies to methods that take a mean, also inside FedEcho. A robust ``combine`` stays unweighted, because a client may claim
+    any number of examples.
     """
     if isinstance(algorithm, FedEcho):
         return replace(algorithm, inner=by_examples(algorithm.inner))
@@ -32,11 +30,11 @@ def is_weighted(algorithm: Any) -> bool:
 
 
 def method_of(algorithm: Any) -> str:
-    """A method's name, with that of the one inside."""
+    """A method's name, including the name of the inner method."""
     return f"{name_of(algorithm)} over {method_of(algorithm.inner)}" if isinstance(algorithm, FedEcho) else name_of(algorithm)
 
 
 def num_unlabeled_of(algorithm: Any) -> int | None:
-    """How many examples U has; None without distillation."""
+    """The size of the unlabeled set U. None without distillation."""
     student = algorithm.student if isinstance(algorithm, FedEcho) else None
     return None if student is None else student.num_unlabeled

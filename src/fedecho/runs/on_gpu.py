@@ -1,4 +1,7 @@
-"""An experiment composed on one GPU: several clients at once, captured whole, or one at a time in captured steps."""
+"""Builds the parts of a simulation that run on a GPU.
+
+Clients train several at once, each captured as a CUDA graph, or one at a time with captured steps.
+"""
 
 import os
 import sys
@@ -35,15 +38,15 @@ from fedecho.runs.experiment import Experiment
 from fedecho.runs.signals import ShortageError
 
 CHUNK = 2000
-"""Images at once in inference: the more, the fuller the GPU; activations of 2,000 take half a gigabyte."""
+"""Images per inference batch. Larger batches use the GPU better; 2,000 images take half a gigabyte of activations."""
 
 
 class GpuParts:
-    """What a simulation needs of the GPU.
+    """The network, student, executor and evaluation of a simulation on one GPU.
 
-    ``one_by_one`` says why clients train one after another, in steps that are replayed, and the server's work is eager; or it is
-    empty. ``say`` is told if not even the steps can be captured. Where clients are only trained, and nothing ``serves``, there is
-    no student and no evaluation.
+    ``one_by_one`` is empty, or the reason why clients train one at a time with replayed steps and the server's work is eager.
+    ``say`` gets a message if not even single steps can be captured. Without ``serves``, as in a worker, there is no student and
+    no evaluation.
     """
 
     def __init__(
@@ -108,7 +111,7 @@ class GpuParts:
         sizes = {self.experiment.local.batch_size, *([] if self._distiller is None else [self._distiller.batch_size])}
         shapes = norm_shapes(self.network.module, images, sizes)
         if cause := without_kernels(self.device, shapes):
-            self.say(f"BatchNorm is computed by torch's own operations, not by kernels of ours: {cause}")
+            self.say(f"BatchNorm uses torch operations instead of FedEcho's own kernels: {cause}")
 
     @property
     def _distiller(self) -> Any:
@@ -125,13 +128,13 @@ class GpuParts:
         return self._made("train" if training else "eval", lambda: _forward(self._template, training, self._place))
 
     def _inference(self) -> Forward:
-        """Fused in low precision; in fp32 as the other paths compute it."""
+        """The forward pass for inference: fused in low precision, the usual one in fp32."""
         if self.precision.dtype == torch.float32:
             return self._forward(training=False)
         return self._made("infer", lambda: _inference(self._template, self._place) or self._forward(training=False))
 
     def _made(self, mode: str, make: Callable[[], Forward]) -> Forward:
-        """Made once; of a network of known layers, once for all runs of a process: compiling takes longer than some of them."""
+        """Cache a forward pass. For networks of known layers the cache is shared by all runs of a process: compiling is slow."""
         structure = structure_of(self._template)
         if structure is None:
             return self._forwards.get(mode) or self._forwards.setdefault(mode, make())
@@ -145,12 +148,12 @@ class GpuParts:
 
 @dataclass(frozen=True)
 class MakeBench:
-    """Builds a bench on the first GPU that a worker sees; pickled to worker processes, so it holds settings and no tensors."""
+    """Builds a bench in a worker process. It is pickled, so it holds settings and no tensors."""
 
     experiment: Experiment
     precision: Precision
     device: str | None = None
-    """Another device than that GPU."""
+    """The device (default: the first GPU that the worker sees)."""
 
     def __call__(self) -> Bench:
         device = the_gpu() if self.device is None else torch.device(self.device)
@@ -161,13 +164,13 @@ class MakeBench:
 
 
 def _on_stderr(text: str) -> None:
-    """A worker has nobody else to tell."""
+    """Print a message of a worker, which has no other output."""
     print(text, file=sys.stderr, flush=True)
 
 
 _Place = tuple[Precision, torch.device]
 SHARED: dict[Hashable, Forward] = {}
-"""The forwards of networks that ``structure_of`` knows."""
+"""The forward passes of networks whose layers ``structure_of`` recognizes."""
 
 
 def _forward(template: nn.Module, training: bool, place: _Place) -> Forward:
@@ -181,7 +184,7 @@ def _inference(template: nn.Module, place: _Place) -> Forward | None:
 
 
 def forget_compiled() -> None:
-    """What all runs of a process share is made anew: for who changes what it is made of."""
+    """Clear all compiled code shared by the runs of a process, for tests that change what it was compiled from."""
     SHARED.clear()
     fault.cache_clear()
     channel_ops.FAULT = ""
@@ -190,7 +193,7 @@ def forget_compiled() -> None:
 
 def _on(task: Task, device: str, precision: Precision) -> Task:
     if not defines(task, "on"):
-        raise ValueError(f"{type(task).__name__} cannot be put on a GPU: it has no method on(device); use serial or pool")
+        raise ValueError(f"{type(task).__name__} cannot run on a GPU: it has no method on(device); use serial or pool")
     own: Any = task
     placed: Any = own.on(device)
     if defines(placed, "computing_in"):
@@ -200,11 +203,11 @@ def _on(task: Task, device: str, precision: Precision) -> Task:
 
 
 def _why_not(task: Task, experiment: Experiment, module: nn.Module) -> str:
-    """Why a client's training cannot be captured whole, or nothing."""
+    """Why a client's whole training cannot be captured in one CUDA graph. Empty if it can."""
     if not isinstance(task, Capturable):
         return f"{type(task).__name__} does not make its batches on the device (see fedecho.gpu.capture.Capturable)"
     if experiment.local.optimizer != "sgd":
-        return f"local.optimizer is {experiment.local.optimizer!r}, and only sgd is captured whole"
+        return f"local.optimizer is {experiment.local.optimizer!r}; only sgd can be captured as a whole"
     if any(isinstance(layer, nn.Dropout) and layer.p > 0 for layer in module.modules()):
         return "the network has dropout"
     if any(not param.requires_grad for param in module.parameters()):
@@ -214,19 +217,20 @@ def _why_not(task: Task, experiment: Experiment, module: nn.Module) -> str:
 
 MPS, CONNECTIONS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_DEVICE_MAX_CONNECTIONS"
 MPS_CONTROL = "/tmp/nvidia-mps/control"  # noqa: S108
-"""Where the daemon of MPS listens, and every CUDA program looks, when nobody named another folder."""
+"""The default socket of the MPS daemon, which every CUDA program tries."""
 
 
 def the_gpu() -> torch.device:
-    # Read when CUDA starts: without more connections than 8, streams wait for each other; cuBLAS repeats its bytes only with this.
-    # Under MPS all processes share some hundred connections: three with 32 each leave none for a fourth.
+    """Start CUDA and return the current GPU, after a self-test of its products."""
+    # CUDA reads these variables when it starts. With the default of 8 connections, streams wait for each other. The workspace
+    # setting makes cuBLAS deterministic. Under MPS all processes share about 100 connections: 32 each would allow only three.
     os.environ.setdefault(CONNECTIONS, "4" if os.environ.get(MPS) or _listens() else "32")
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if not torch.cuda.is_available():
-        raise ValueError("training on cuda needs an NVIDIA GPU, and torch sees none here; use --executor serial or pool")
+        raise ValueError("training on cuda needs an NVIDIA GPU, but torch sees none; use --executor serial or pool")
     try:
         device = torch.device("cuda", torch.cuda.current_device())
-        torch.zeros(1, device=device)  # here CUDA really starts
+        torch.zeros(1, device=device)  # starts CUDA
     except RuntimeError as error:
         raise _refused(str(error)) from None
     if wrong := wrong_products(device):
@@ -235,40 +239,40 @@ def the_gpu() -> torch.device:
 
 
 def _listens() -> bool:
-    # Not Path.exists, which raises where the folder is another user's own; nor can CUDA then reach that daemon.
+    # Not Path.exists, which raises if the folder belongs to another user. CUDA cannot reach that daemon either.
     return os.access(MPS_CONTROL, os.F_OK)
 
 
 def _refused(error: str) -> ValueError:
-    """Why CUDA did not start, in one line."""
+    """An error that says in one line why CUDA did not start."""
     if "busy or unavailable" not in error and "out of memory" not in error:
         return ValueError(f"the GPU cannot be used: {(error.strip().splitlines() or ['no reason given'])[0]}")
     return ShortageError(
-        "the GPU takes no further process: others hold it, exclusively or all of its memory, or have used up the connections "
-        f"that MPS shares out (lower {CONNECTIONS}, now {os.environ.get(CONNECTIONS)}, for all of them, or run fewer at once)"
+        "the GPU accepts no further process: other processes use it exclusively, fill its memory, or use all connections of MPS "
+        f"(lower {CONNECTIONS}, now {os.environ.get(CONNECTIONS)}, for all processes, or run fewer at once)"
     )
 
 
 @contextmanager
 def gpu_settings(precision: Precision, device: torch.device) -> Iterator[None]:
-    """The settings for one run on a GPU, with the server on a lane of its own."""
+    """Apply torch's settings for one run on a GPU, with the server's work on its own stream."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     before = (cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, matmul.allow_tf32)
-    # The fused kernels of attention add up their gradients in any order, and only warn of it.
+    # Fused attention kernels accumulate gradients in no fixed order and only warn about it.
     attention = sdpa_kernel(SDPBackend.MATH) if precision.deterministic else nullcontext()
     strictly = torch.are_deterministic_algorithms_enabled()
     cudnn.benchmark, cudnn.deterministic = not precision.deterministic, precision.deterministic
-    # By default torch rounds fp32 convolutions to the 10 bits of TF32. Who asks for fp32 gets fp32.
+    # By default torch rounds fp32 convolutions to the 10-bit mantissa of TF32. With --precision fp32 it must not.
     cudnn.allow_tf32 = matmul.allow_tf32 = precision.dtype != torch.float32
     torch.use_deterministic_algorithms(precision.deterministic, warn_only=True)
-    # Each method of a table has its own learning rates, which are compiled in: more than torch expects of one function.
+    # Learning rates are compiled in, so a table's methods compile one function more often than torch's default limit allows.
     limits: Any = torch._dynamo.config
-    name = "recompile_limit" if hasattr(limits, "recompile_limit") else "cache_size_limit"  # the latter in torch 2.6
+    name = "recompile_limit" if hasattr(limits, "recompile_limit") else "cache_size_limit"  # torch 2.6
     limit = getattr(limits, name)
     setattr(limits, name, max(limit, 128))
     try:
         with attention, server_lane(device), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "TensorFloat32 tensor cores .* available but not enabled")  # that was asked for
+            warnings.filterwarnings("ignore", "TensorFloat32 tensor cores .* available but not enabled")  # on purpose
             yield
     finally:
         cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, matmul.allow_tf32 = before

@@ -1,4 +1,4 @@
-"""How much privacy a client has left: epsilon, by Google's dp-accounting."""
+"""Privacy accounting: each client's epsilon, computed by Google's dp-accounting."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -11,25 +11,26 @@ from fedecho.learning.privacy import Privacy
 from fedecho.runs.record_schema import Spent, SpentBy
 
 MOST_LISTED = 10_000
-"""Above so many clients the summary says how many have which epsilon, and not who."""
+"""Above this many clients, the summary has the number of clients per epsilon instead of one entry per client."""
 
 
 class MissingAccountantError(ValueError):
-    """The extra is not installed."""
+    """The package dp-accounting is not installed."""
 
 
 def check_accountant() -> None:
-    """Before a run, not at its end."""
+    """Check before a run, not at its end, that dp-accounting is installed."""
     if find_spec("dp_accounting") is None:
-        raise MissingAccountantError("privacy needs an accountant: pip install 'fedecho[privacy]'")
+        raise MissingAccountantError("privacy needs the package dp-accounting: pip install 'fedecho[privacy]'")
 
 
 @cache
 def epsilon(noise_multiplier: float, num_reports: int, delta: float) -> float:
-    """Of ``num_reports`` Gaussian mechanisms in a row on the same data, which are exactly one with the noise over their root.
+    """The epsilon of ``num_reports`` composed Gaussian mechanisms on the same data.
 
-    The closed form of one is dp-accounting's; its accountant by discretised losses agrees and takes gigabytes where noise is
-    small. No amplification by sampling: in an asynchronous schedule who reports when is no secret draw of the server's.
+    Their composition is exactly one mechanism with the noise divided by sqrt(num_reports), for which dp-accounting has a closed
+    form. Its discretized accountant agrees but takes gigabytes if the noise is small. There is no amplification by sampling: in
+    an asynchronous schedule, who reports when is not a secret random draw of the server.
     """
     check_accountant()
     from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
@@ -47,7 +48,10 @@ def epsilon(noise_multiplier: float, num_reports: int, delta: float) -> float:
 
 
 def reports(lines: Iterable[Mapping[str, Any]], *, lost_too: bool = False) -> Counter[int]:
-    """How often each client sent an update. What was refused has been seen all the same; over a network, what was lost may have."""
+    """Count the updates that each client sent. Rejected ones count, because the server saw them.
+
+    Over a network, the server may also have seen lost ones (``lost_too``).
+    """
     sent = ("accepted", "rejected", "lost") if lost_too else ("accepted", "rejected")
     return Counter(line["client"] for line in lines if line.get("status") in sent and line.get("dispatch", -1) >= 0)
 
@@ -55,15 +59,15 @@ def reports(lines: Iterable[Mapping[str, Any]], *, lost_too: bool = False) -> Co
 def spent(
     privacy: Privacy, lines: Iterable[Mapping[str, Any]], *, lost_too: bool = False, more: Mapping[int, int] | None = None
 ) -> Spent:
-    """Each client's epsilon (of very many clients, how many have which), and the largest.
+    """Compute each client's epsilon and the largest one. With very many clients, the number of clients per epsilon.
 
-    ``more`` are reports that may have been sent and stand in no line.
+    ``more`` counts reports that may have been sent but are in no line of the record.
     """
     counts = sorted((reports(lines, lost_too=lost_too) + Counter(more or {})).items())
     by_reports = {n: epsilon(privacy.noise_multiplier, n, privacy.delta) for n in {count for _, count in counts}}
-    told: Spent = {"delta": privacy.delta, "largest_epsilon": max(by_reports.values(), default=0.0)}
+    totals: Spent = {"delta": privacy.delta, "largest_epsilon": max(by_reports.values(), default=0.0)}
     if len(counts) <= MOST_LISTED:
-        return {**told, "epsilon": {str(client): round(by_reports[count], 4) for client, count in counts}}
+        return {**totals, "epsilon": {str(client): round(by_reports[count], 4) for client, count in counts}}
     clients = Counter(count for _, count in counts)
     rows: list[SpentBy] = [{"reports": n, "clients": clients[n], "epsilon": round(by_reports[n], 4)} for n in sorted(clients)]
-    return {**told, "epsilon_by_reports": rows}
+    return {**totals, "epsilon_by_reports": rows}

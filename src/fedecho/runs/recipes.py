@@ -1,4 +1,4 @@
-"""Recipes: functions from a method's name to a whole experiment, with the paper's values."""
+"""Recipes: functions that build a complete experiment for a method, with the paper's values."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ NUM_CLIENTS, CONCURRENCY, BUFFER_SIZE = 10, 5, 3
 
 
 def mrpc(algorithm: str = "fedecho", seed: int = 0) -> Experiment:
-    """The paper's MRPC table: BERT-base, 10 clients, 200 versions, U = 100 test pairs. Wants a GPU and the text extra."""
+    """The paper's MRPC table: BERT-base, 10 clients, 200 versions, U = 100 test pairs. Needs a GPU and the text extra."""
     distiller = Distiller(distill_lr=3e-7)
     return _text(
         "mrpc",
@@ -36,8 +36,8 @@ def mrpc(algorithm: str = "fedecho", seed: int = 0) -> Experiment:
 
 
 def mathinstruct(algorithm: str = "fedecho", seed: int = 0) -> Experiment:
-    """The paper's GSM8K table: Qwen2.5-1.5B-Instruct on MathInstruct, 10 clients, 5 versions. Wants a GPU and the text extra."""
-    # Ten queries at a time: fifty, with a vocabulary of 151,936, would take tens of gigabytes.
+    """The paper's GSM8K table: Qwen2.5-1.5B-Instruct on MathInstruct, 10 clients, 5 versions. Needs a GPU and the text extra."""
+    # Batches of 10 queries: 50 with a vocabulary of 151,936 would take tens of gigabytes.
     distiller = Distiller(distill_lr=3e-6, batch_size=10)
     task = MathInstructTask(num_clients=NUM_CLIENTS, seed=seed)
     return _text("mathinstruct", task, distiller, algorithm, seed, num_versions=5, eval_every=5, memory="cpu")
@@ -54,9 +54,10 @@ def _text(
     eval_every: int,
     memory: Place,
 ) -> Experiment:
-    """``memory``: where CA2FL's updates and FedAC's control variates live; ten of a whole language model are too much for a GPU.
+    """Build a text recipe with the values and learning rates of the paper's appendix.
 
-    The values of the paper's appendix, and its text learning rates; FedAvg and FedAsync, which it leaves out, as FedBuff.
+    FedAvg and FedAsync, which are not in the paper, use FedBuff's values. ``memory`` is where CA2FL's cached updates and FedAC's
+    control variates are kept: ten copies of a whole language model do not fit on a GPU.
     """
     size = BUFFER_SIZE
     methods: dict[str, tuple[Any, float]] = {
@@ -120,12 +121,12 @@ def digits(algorithm: str = "fedecho", seed: int = 0) -> Experiment:
 
 
 def cifar10(algorithm: str = "fedecho", seed: int = 0) -> Experiment:
-    """The paper's table 1: CIFAR-10, ResNet-18, 50 clients, 500 versions, U = 2,000 images of CIFAR-100. Wants a GPU."""
+    """The paper's table 1: CIFAR-10, ResNet-18, 50 clients, 500 versions, U = 2,000 images of CIFAR-100. Needs a GPU."""
     return _cifar(algorithm, seed, "cifar10", "cifar100", alpha=0.1, plain_lr=0.01, num_versions=500)
 
 
 def cifar100(algorithm: str = "fedecho", seed: int = 0) -> Experiment:
-    """The paper's table 2: CIFAR-100, ResNet-18, 50 clients, 1,000 versions, U = 2,000 images of CIFAR-10. Wants a GPU."""
+    """The paper's table 2: CIFAR-100, ResNet-18, 50 clients, 1,000 versions, U = 2,000 images of CIFAR-10. Needs a GPU."""
     return _cifar(algorithm, seed, "cifar100", "cifar10", alpha=0.03, plain_lr=0.003, num_versions=1000)
 
 
@@ -139,7 +140,7 @@ def _cifar(
     plain_lr: float,
     num_versions: int,
 ) -> Experiment:
-    """The values of the paper's section 5 and of its tables 7 and 8; FedAvg and FedAsync, which it leaves out, as FedBuff."""
+    """The values of the paper's section 5 and tables 7 and 8. FedAvg and FedAsync, which are not in it, use FedBuff's values."""
     num_clients, buffer_size = 50, 5
     methods: dict[str, tuple[Any, float]] = {
         "fedavg": (FedAvg(buffer_size=buffer_size), plain_lr),
@@ -152,7 +153,7 @@ def _cifar(
         "fedecho+": (
             FedEchoPlus(
                 inner=FedBuff(buffer_size=buffer_size),
-                # U is far from the clients' images, so mean predictions on it say little about rare classes.
+                # U differs from the clients' images, so mean predictions on it say little about rare classes.
                 distiller=Distiller(prior_correction=1.0, prior_floor=0.1),
                 seed=seed,
             ),

@@ -1,8 +1,8 @@
-"""``run.jsonl``: what happened, one JSON object a line.
+"""The record of a run, ``run.jsonl``: one JSON object per line.
 
-A header, then a line per dispatch, per message of a client, per version and per evaluation. Real time stands in evaluations alone,
-so the other lines are the same bytes however the run was computed. A sampled record (``every``) has the dispatch and the answer of
-every so many jobs, by the number of the dispatch; versions and evaluations are all there.
+A header is followed by one line per dispatch, client message, version and evaluation. Only evaluations contain real time, so all
+other lines are bit-identical for every executor. A sampled record (``every``) has the dispatch and the answer of every n-th
+job, by dispatch number, but all versions and evaluations.
 """
 
 import io
@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, cast
 
 from fedecho.core.loop import Moment
 from fedecho.core.server import Receipt
-from fedecho.runs.record_schema import Header, Misfit, check_line, loaded
+from fedecho.runs.record_schema import Header, SchemaError, check_line, loaded
 from fedecho.simulation.runtimes import ClientRuntimes
 from fedecho.storage.checkpoint import write_atomically
 from fedecho.storage.files import DiskFullError, disk_full_at, open_own
@@ -28,29 +28,30 @@ from fedecho.storage.user_files import MIB
 RECORD = "run.jsonl"
 MOST_LINE_BYTES = 256 * MIB
 OF_CLASS = "accuracy_class_"
-"""How the names of a task's scores for single classes begin."""
+"""Prefix of a task's scores for single classes."""
 
-REFUSED_ONLY = ("reason", "code")
-"""Fields of an answer that is not accepted. A client's metric of such a name must not stand in their place."""
+REJECTED_ONLY = ("reason", "code")
+"""Fields of updates that were not accepted. Client metrics with these names are not recorded."""
 
 EVALUATION, INITIAL = "evaluation", "initial evaluation"
-"""Events of scores. The initial one is of version 0, which nobody has trained; only deployments record it."""
+"""Evaluation events. The initial one is of the untrained version 0; only deployments record it."""
 
 Line = dict[str, Any]
+"""One JSON object of a record, or a table of a configuration."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A place in a record that a checkpoint may come back to, and the sha256 of all before it (None: an old checkpoint's)."""
+    """A position in a record at which a checkpoint was made, and the sha256 of everything before it."""
 
     position: int
     sha256: str | None
     others: int = 0
-    """Messages so far that were about no job."""
+    """Messages so far that belong to no job."""
 
 
 class Record:
-    """Appends lines, and knows the digest of all it holds."""
+    """Appends lines to a run's record and keeps a running digest of it."""
 
     def __init__(self, file: BinaryIO, runtimes: ClientRuntimes, path: Path = Path(RECORD), every: int = 1) -> None:
         self._file = file
@@ -67,33 +68,35 @@ class Record:
     @classmethod
     def new(cls, folder: Path, runtimes: ClientRuntimes, header: Line, every: int = 1) -> "Record":
         line = json.dumps({"event": "header", **header}, separators=(",", ":"))
-        write_atomically(folder / RECORD, line.encode() + b"\n")  # never there without its header
+        write_atomically(folder / RECORD, line.encode() + b"\n")  # the file never exists without its header
         return cls.continued(folder, runtimes, None, every)
 
     @classmethod
     def continued(cls, folder: Path, runtimes: ClientRuntimes, mark: Mark | None, every: int = 1) -> "Record":
-        """The record as it stood at ``mark`` (None: after its header); what came later will be lived through again."""
+        """Reopen a record, truncated to ``mark`` (None: to its header). The rest of the run is replayed."""
         path = folder / RECORD
-        file = open(path, "rb+", opener=open_own)  # noqa: SIM115 (a Path takes no opener; the record closes it)
+        file = open(path, "rb+", opener=open_own)  # noqa: SIM115 (Path.open has no opener; the record closes the file)
         record = cls(file, runtimes, path, every)
         position = len(file.readline()) if mark is None else mark.position
-        whole = record._take(position)
-        if mark is not None and (not whole or mark.sha256 not in (None, record._digest.hexdigest())):
+        complete = record._hash_until(position)
+        if mark is not None and (not complete or mark.sha256 != record._digest.hexdigest()):
             file.close()
-            raise ValueError(f"{path} is shorter or another than when its checkpoint was made; start the run in a new folder")
+            raise ValueError(
+                f"{path} does not match its checkpoint: it is shorter or was changed; start the run in a new folder"
+            )
         record._others = 0 if mark is None else mark.others
         file.truncate(position)
         file.seek(position)
         return record
 
-    def _take(self, position: int) -> bool:
-        """The digest of what lies before ``position``, read a little at a time; is there so much?"""
+    def _hash_until(self, position: int) -> bool:
+        """Feed everything before ``position`` to the digest. False if the file is shorter."""
         self._file.seek(0)
-        left = position
-        while left and (piece := self._file.read(min(left, 2**20))):
-            self._digest.update(piece)
-            left -= len(piece)
-        return left == 0
+        remaining = position
+        while remaining and (chunk := self._file.read(min(remaining, 2**20))):
+            self._digest.update(chunk)
+            remaining -= len(chunk)
+        return remaining == 0
 
     def write(self, line: Line) -> None:
         data = json.dumps(line, separators=(",", ":")).encode() + b"\n"
@@ -105,26 +108,26 @@ class Record:
         receipt = moment.receipt
         for sent in moment.sent:
             if sent.number % self._every == 0:
-                own = {"event": "dispatch", "time": rounded(sent.time), "client": sent.client}
-                self.write(own | {"dispatch": sent.number, "base": sent.base_version})
-        if self._is_told(receipt):
+                line = {"event": "dispatch", "time": rounded(sent.time), "client": sent.client}
+                self.write(line | {"dispatch": sent.number, "base": sent.base_version})
+        if self._is_sampled(receipt):
             self.write(self._arrival(moment.time, receipt))
         if moment.step is not None:
             step = moment.step
-            own = {"event": "version", "version": step.model.version, "time": rounded(moment.time)}
-            self.write(_numbers(step.metrics) | own)
+            line = {"event": "version", "version": step.model.version, "time": rounded(moment.time)}
+            self.write(_numbers(step.metrics) | line)
 
-    def _is_told(self, receipt: Receipt) -> bool:
-        """The answer to a dispatch that is told, and every so many of the messages about no job."""
+    def _is_sampled(self, receipt: Receipt) -> bool:
+        """Is this message recorded? Every n-th dispatch has its answer, and every n-th message without a job is kept."""
         if receipt.dispatch >= 0:
             return receipt.dispatch % self._every == 0
         self._others += 1
         return (self._others - 1) % self._every == 0
 
     def evaluation(self, version: int, time: float, scores: Mapping[str, float], costs: Line, event: str = EVALUATION) -> Line:
-        """The scores, those of single classes as one list, and what is measured of the machine; that is new every time."""
-        own: Line = {"event": event, "version": version, "time": time}
-        line = own | {name: score for name, score in scores.items() if name not in own and not name.startswith(OF_CLASS)}
+        """Write an evaluation's scores, with those of single classes as one list, and the measured ``costs``."""
+        line: Line = {"event": event, "version": version, "time": time}
+        line |= {name: score for name, score in scores.items() if name not in line and not name.startswith(OF_CLASS)}
         of_class = [rounded(score, 4) for name, score in scores.items() if name.startswith(OF_CLASS)]
         if of_class:
             line["per_class"] = of_class
@@ -143,12 +146,12 @@ class Record:
             line |= {"dispatch": receipt.dispatch, "base": receipt.base_version, "staleness": receipt.staleness}
             line["class"] = self._runtimes.class_of(receipt.client)
         if receipt.status == "accepted":
-            metrics = {name: value for name, value in receipt.metrics.items() if name not in REFUSED_ONLY}
+            metrics = {name: value for name, value in receipt.metrics.items() if name not in REJECTED_ONLY}
             line = _numbers(metrics) | line | {"norm": rounded(receipt.norm)}
         return line
 
     def sync(self) -> Mark:
-        """Everything so far is on the disk; the place behind it."""
+        """Flush everything to disk and return the current position."""
         with disk_full_at(self._path):
             self._file.flush()
             if not isinstance(self._file, io.BytesIO):
@@ -160,12 +163,12 @@ class Record:
             self._file.flush()
 
     def close(self) -> None:
-        """What finds no space here came after the last ``sync``, and will be lived through again."""
+        """Close the file. A full disk is ignored: what is lost came after the last checkpoint and is replayed."""
         with suppress(DiskFullError), disk_full_at(self._path):
             self._file.close()
 
     def lines(self) -> Iterator[Line]:
-        """All lines so far, one after the other. Nothing may be written before the last of them."""
+        """Iterate over all lines so far. Nothing may be written before the iteration is complete."""
         self.flush()
         end = self._file.tell()
         self._file.seek(0)
@@ -177,23 +180,23 @@ class Record:
 
 
 def read_record(folder: Path, position: int = 0) -> Iterator[Line]:
-    """The complete lines of a run's record, from ``position`` on; a torn last line, as a crash leaves it, is passed over."""
+    """Iterate over the lines of a run's record from ``position`` on. An incomplete last line, left by a crash, is skipped."""
     path = folder / RECORD
-    place = 0
+    offset = 0
     with path.open("rb") as file:
         for number, line in enumerate(_lines(file, path), 1):
-            if line.endswith(b"\n") and place >= position:
+            if line.endswith(b"\n") and offset >= position:
                 yield _parsed(line, path, number)
-            place += len(line)
+            offset += len(line)
 
 
 def _lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
-    """A file that is no record may be one line, as large as the disk."""
+    """Iterate over lines of limited length: a file that is not a record may be one huge line."""
     for number in count(1):
         line = file.readline(MOST_LINE_BYTES + 1)
         if len(line) > MOST_LINE_BYTES:
             raise ValueError(
-                f"{path}, line {number} has more than {MOST_LINE_BYTES} bytes; it is damaged or of another program"
+                f"{path}, line {number} is longer than {MOST_LINE_BYTES} bytes: it is damaged or not a FedEcho record"
             )
         if not line:
             return
@@ -206,28 +209,28 @@ def _parsed(line: bytes, path: Path, number: int) -> Line:
     except ValueError:
         parsed = {}
     if type(parsed) is not dict or "event" not in parsed:
-        raise ValueError(f"{path}, line {number} is no line of a run's record; it is damaged or of another program")
+        raise ValueError(f"{path}, line {number} is not a line of a run's record: it is damaged or not a FedEcho record")
     try:
         check_line(parsed)
-    except Misfit as error:
-        raise ValueError(f"{path}, line {number}: {error}; the record is damaged or of another program") from None
+    except SchemaError as error:
+        raise ValueError(f"{path}, line {number}: {error}; the record is damaged or not a FedEcho record") from None
     return parsed
 
 
 def read_header(folder: Path) -> Header:
     path = folder / RECORD
     if not path.is_file():
-        raise ValueError(f"{folder} holds no run (there is no {RECORD} in it)")
+        raise ValueError(f"{folder} is not a run folder: it has no {RECORD}")
     with path.open("rb") as file:
         line = next(_lines(file, path), b"")
     header = _parsed(line, path, 1) if line.endswith(b"\n") else {}
     if header.get("event") != "header":
-        raise ValueError(f"{path} does not begin with a run's header; it is damaged or of another program")
+        raise ValueError(f"{path} does not begin with a run's header: it is damaged or not a FedEcho record")
     return cast("Header", header)
 
 
 def arrivals_digest(lines: Iterator[Mapping[str, Any]]) -> str:
-    """The sha256 of all that clients did: equal for runs that had the same schedule and learnt the same."""
+    """The sha256 of all arrival lines. Equal for runs with the same schedule and the same training results."""
     digest = sha256()
     for line in lines:
         if line["event"] == "arrival":
@@ -235,8 +238,8 @@ def arrivals_digest(lines: Iterator[Mapping[str, Any]]) -> str:
     return digest.hexdigest()
 
 
-def noting(lines: Iterator[Line], evaluations: list[Line]) -> Iterator[Line]:
-    """The lines, with the evaluations among them kept on the way: a long record is read once, and never held."""
+def collecting_evaluations(lines: Iterator[Line], evaluations: list[Line]) -> Iterator[Line]:
+    """Pass lines through and append the evaluations to a list, so that a long record is read once and never held in memory."""
     for line in lines:
         if line["event"] == "evaluation":
             evaluations.append(line)
@@ -244,10 +247,10 @@ def noting(lines: Iterator[Line], evaluations: list[Line]) -> Iterator[Line]:
 
 
 def _numbers(metrics: Mapping[str, Any]) -> Line:
-    """What a client or a method says of itself, as far as it is numbers; it never overwrites what we say."""
+    """The finite numbers among the metrics of a client or a method."""
     return {key: rounded(value) for key, value in metrics.items() if isinstance(value, int | float) and isfinite(value)}
 
 
 def rounded(value: float, digits: int = 9) -> float:
-    """Nine digits: enough to tell any two float32 apart, short enough to read."""
+    """Round to significant digits. Nine are enough to distinguish any two float32 values."""
     return float(f"{value:.{digits}g}")

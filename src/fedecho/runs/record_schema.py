@@ -1,4 +1,4 @@
-"""The schema of what is read back: a record's header and lines, and a summary."""
+"""The schema of the files that are read back: a record's header and lines, and the summary."""
 
 import json
 import sys
@@ -9,75 +9,76 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NotRequired, TypedDict, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 LARGEST_INT, LARGEST = 2**63 - 1, sys.float_info.max
-"""Numbers are put into arrays of 64 bits."""
+"""Limits of numbers: they are stored in 64-bit arrays."""
 MOST_CLIENTS = 10**8
-"""Arrays have an entry for each client, and tables one for each client and label."""
+"""Reports allocate an array entry for each client."""
 
 
-class Misfit(Exception):  # noqa: N818 (what a reader makes a message of)
-    """The field that does not fit, what it must be, and what it is."""
+class SchemaError(Exception):
+    """A field that does not fit the schema: its path, what was expected, and its value (none if it is missing)."""
 
-    def __init__(self, path: str, words: str, *value: object) -> None:
-        super().__init__(path, words, *value)
-        self.path, self.words, self.value = path, words, value
+    def __init__(self, path: str, expected: str, *value: object) -> None:
+        super().__init__(path, expected, *value)
+        self.path, self.expected, self.value = path, expected, value
 
-    def under(self, name: str) -> "Misfit":
-        return Misfit(f"{name}.{self.path}" if self.path else name, self.words, *self.value)
+    def under(self, name: str) -> "SchemaError":
+        return SchemaError(f"{name}.{self.path}" if self.path else name, self.expected, *self.value)
 
     def __str__(self) -> str:
         if not self.value:
             return f"{self.path} is missing"
         shown = repr(self.value[0])
-        return f"{self.path or 'it'} must be {self.words}, got {shown if len(shown) <= 60 else shown[:57] + '...'}"
+        return f"{self.path or 'it'} must be {self.expected}, got {shown if len(shown) <= 60 else shown[:57] + '...'}"
 
 
 Check = Callable[[Any], None]
-"""Raises ``Misfit``."""
+"""Raises ``SchemaError``."""
 
 
 @dataclass(frozen=True)
-class Kind:
-    """What a plain value may be: its types, perhaps a test of it, and how to say so."""
+class PlainType:
+    """The type of a plain value: a description for messages, the Python types, and an optional test."""
 
-    words: str
+    description: str
     types: tuple[type, ...]
     test: Callable[[Any], bool] | None = None
 
     def check(self, value: object) -> None:
         if type(value) not in self.types or not (self.test is None or self.test(value)):
-            raise Misfit("", self.words, value)
+            raise SchemaError("", self.description, value)
 
 
 NUMBERS = (int, float)
-Whole = Annotated[int, Kind("a whole number", (int,), lambda value: -LARGEST_INT <= value <= LARGEST_INT)]
-Count = Annotated[int, Kind("a whole number of at least 0", (int,), lambda value: 0 <= value <= LARGEST_INT)]
+Whole = Annotated[int, PlainType("a whole number", (int,), lambda value: -LARGEST_INT <= value <= LARGEST_INT)]
+Count = Annotated[int, PlainType("a whole number of at least 0", (int,), lambda value: 0 <= value <= LARGEST_INT)]
 MOST_DEPTH = 100
 Client = Annotated[
-    int, Kind("a whole number of at least 0 and below 100,000,000", (int,), lambda value: 0 <= value < MOST_CLIENTS)
+    int, PlainType("a whole number of at least 0 and below 100,000,000", (int,), lambda value: 0 <= value < MOST_CLIENTS)
 ]
-Every = Annotated[int, Kind("a whole number of at least 1", (int,), lambda value: 1 <= value <= LARGEST_INT)]
-Seconds = Annotated[float, Kind("a finite number of at least 0", NUMBERS, lambda value: 0 <= value <= LARGEST)]
-Finite = Annotated[float, Kind("a finite number", NUMBERS, lambda value: -LARGEST <= value <= LARGEST)]
+Every = Annotated[int, PlainType("a whole number of at least 1", (int,), lambda value: 1 <= value <= LARGEST_INT)]
+Seconds = Annotated[float, PlainType("a finite number of at least 0", NUMBERS, lambda value: 0 <= value <= LARGEST)]
+Finite = Annotated[float, PlainType("a finite number", NUMBERS, lambda value: -LARGEST <= value <= LARGEST)]
 Label = Annotated[
-    str, Kind("a whole number below 100,000 as text", (str,), lambda text: text.isascii() and text.isdigit() and len(text) < 6)
+    str,
+    PlainType("a whole number below 100,000 as text", (str,), lambda text: text.isascii() and text.isdigit() and len(text) < 6),
 ]
-PLAIN: dict[Any, Kind] = {
-    int: Kind("a whole number", (int,)),
-    float: Kind("a number", NUMBERS, lambda value: type(value) is float or -LARGEST <= value <= LARGEST),
-    str: Kind("a text", (str,)),
-    bool: Kind("true or false", (bool,)),
-    NoneType: Kind("null", (NoneType,)),
+PLAIN: dict[Any, PlainType] = {
+    int: PlainType("a whole number", (int,)),
+    float: PlainType("a number", NUMBERS, lambda value: type(value) is float or -LARGEST <= value <= LARGEST),
+    str: PlainType("a text", (str,)),
+    bool: PlainType("true or false", (bool,)),
+    NoneType: PlainType("null", (NoneType,)),
 }
 
 
 class Clients(TypedDict, total=False):
-    """Who takes part. Of very many, how many there are of which kind; a deployed run says nothing."""
+    """A header's clients, or totals if there are very many. Empty for a deployed run."""
 
     examples: list[Count]
     classes: list[str]
     labels: list[dict[Label, Count]]
     num_clients: Annotated[
-        int, Kind("a whole number of at least 0, at most 100,000,000", (int,), lambda value: 0 <= value <= MOST_CLIENTS)
+        int, PlainType("a whole number of at least 0, at most 100,000,000", (int,), lambda value: 0 <= value <= MOST_CLIENTS)
     ]
     num_examples: Count
     examples_at: dict[str, Count]
@@ -85,7 +86,7 @@ class Clients(TypedDict, total=False):
 
 
 class Header(TypedDict):
-    """The first line of a record: what the run is."""
+    """The first line of a record: the run's identity, configuration and environment."""
 
     event: Literal["header"]
     config: dict[str, Any] | None
@@ -117,7 +118,7 @@ class DispatchLine(TypedDict):
 
 
 class MessageLine(TypedDict):
-    """Of a client, about no job. It may name a client that there is not."""
+    """A client's message that belongs to no job. Its client may not exist."""
 
     time: Seconds
     client: Whole
@@ -140,18 +141,18 @@ AnswerLine = TypedDict(
         "class": NotRequired[str],
     },
 )
-"""The answer to a job, with the norm of its update and numbers of the client's own."""
+"""The answer to a job, with the norm of its update and the client's own metrics."""
 
 
 class VersionLine(TypedDict):
-    """Numbers of the method's own stand beside these."""
+    """A new version. The method's own metrics are further fields."""
 
     version: Count
     time: Seconds
 
 
 class EvaluationLine(TypedDict):
-    """The task's own scores stand beside these, and may be anything."""
+    """An evaluation. The task's own scores are further fields of any type."""
 
     version: Count
     time: Seconds
@@ -171,7 +172,7 @@ class SpentBy(TypedDict):
 
 
 class Spent(TypedDict):
-    """A summary's privacy: client by client, or of very many how many have which epsilon."""
+    """A summary's privacy: epsilon per client, or the number of clients per epsilon if there are very many."""
 
     delta: float
     largest_epsilon: float
@@ -179,20 +180,20 @@ class Spent(TypedDict):
     epsilon_by_reports: NotRequired[list[SpentBy]]
 
 
-NUMBERS_BESIDE: tuple[Any, ...] = (AnswerLine, VersionLine)
-"""Fields that these do not name are numbers."""
+NUMERIC_EXTRAS: tuple[Any, ...] = (AnswerLine, VersionLine)
+"""Lines whose further fields must be numbers."""
 
 
 def is_number(value: object) -> bool:
-    """For what may be anything: is it a number that a float can hold?"""
+    """Is this a number that a float can hold?"""
     return type(value) is float or (type(value) is int and -LARGEST <= value <= LARGEST)
 
 
 def check_line(line: Mapping[str, Any]) -> None:
-    """Any line of a record. Events that this version does not know are a later one's."""
+    """Check a line of a record. Unknown events are accepted: a later version may have added them."""
     event = line.get("event")
     if type(event) is not str:
-        raise Misfit("event", "a text", *([line["event"]] if "event" in line else ()))
+        raise SchemaError("event", "a text", *([line["event"]] if "event" in line else ()))
     if event == "arrival":
         _check(AnswerLine if "dispatch" in line else MessageLine)(line)
     elif event in LINES:
@@ -203,11 +204,11 @@ def check_line(line: Mapping[str, Any]) -> None:
         _check_sizes(line.get("clients") or {})
         for part in ("config", "parts", "attributes"):
             if type(name := (line.get(part) or {}).get("name", "")) is not str:
-                raise Misfit(f"{part}.name", "a text", name)
+                raise SchemaError(f"{part}.name", "a text", name)
 
 
 def _check_depth(line: Mapping[str, Any]) -> None:
-    """Parts that may be anything are gone through by recursion."""
+    """Limit the depth of fields of any type, which are processed by recursion."""
     for name, value in line.items():
         level = [value]
         for _ in range(MOST_DEPTH):
@@ -215,28 +216,28 @@ def _check_depth(line: Mapping[str, Any]) -> None:
                 each for one in level for each in (one.values() if type(one) is dict else one if type(one) is list else ())
             ]
         if level:
-            raise Misfit(name, f"nested at most {MOST_DEPTH} deep", value)
+            raise SchemaError(name, f"nested at most {MOST_DEPTH} deep", value)
 
 
 def _check_sizes(clients: Mapping[str, Any]) -> None:
     sizes = {name: len(clients[name]) for name in ("examples", "classes", "labels") if name in clients}
     for name, size in sizes.items():
         if size != (most := max(sizes.values())):
-            raise Misfit(f"clients.{name}", f"a list of as many clients as the others ({most})", f"{size} entries")
+            raise SchemaError(f"clients.{name}", f"a list of as many clients as the others ({most})", f"{size} entries")
 
 
 def check_fields(cls: Any, tree: Any) -> dict[str, Any]:
-    """What fits the fields of a dataclass, without what it does not have."""
+    """Check a table against the fields of a dataclass and return these fields. Others are dropped."""
     _check(cls)(tree)
     return {f.name: tree[f.name] for f in fields(cls) if f.name in tree}
 
 
 def loaded(text: bytes) -> Any:
-    """JSON of a file; an error is always a ``ValueError`` of a few words."""
+    """Parse JSON. All errors are ``ValueError`` with a short message."""
     try:
         return json.loads(text)
     except RecursionError:
-        raise ValueError("it is nested too deep") from None
+        raise ValueError("it is nested too deeply") from None
 
 
 LINES: dict[str, Any] = {"header": Header, "dispatch": DispatchLine, "version": VersionLine, "evaluation": EvaluationLine}
@@ -244,16 +245,16 @@ LINES: dict[str, Any] = {"header": Header, "dispatch": DispatchLine, "version": 
 
 @cache
 def _check(hint: Any) -> Check:
-    """The check of a type, made once."""
+    """Build the check of a type."""
     if hint is Any:
         return lambda value: None
     if hint in PLAIN:
         return PLAIN[hint].check
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return next(each.check for each in inner if isinstance(each, Kind))
+        return next(each.check for each in inner if isinstance(each, PlainType))
     if origin is Literal:
-        return Kind(" or ".join(map(repr, inner)), (str,), lambda value: value in inner).check
+        return PlainType(" or ".join(map(repr, inner)), (str,), lambda value: value in inner).check
     if origin in (UnionType, Union):
         return _either(inner)
     if origin is list:
@@ -264,7 +265,7 @@ def _check(hint: Any) -> Check:
 
 
 def _either(options: tuple[Any, ...]) -> Check:
-    """Of a type or null: what is not null must be of the type."""
+    """Build the check of an optional type."""
     (other,) = (_check(option) for option in options if option is not NoneType)
 
     def check(value: Any) -> None:
@@ -277,12 +278,12 @@ def _either(options: tuple[Any, ...]) -> Check:
 def _each(item: Check) -> Check:
     def check(value: Any) -> None:
         if type(value) is not list:
-            raise Misfit("", "a list", value)
-        for place, each in enumerate(value):
+            raise SchemaError("", "a list", value)
+        for index, each in enumerate(value):
             try:
                 item(each)
-            except Misfit as error:
-                raise error.under(str(place)) from None
+            except SchemaError as error:
+                raise error.under(str(index)) from None
 
     return check
 
@@ -290,47 +291,47 @@ def _each(item: Check) -> Check:
 def _entries(key: Check, item: Check) -> Check:
     def check(value: Any) -> None:
         if type(value) is not dict:
-            raise Misfit("", "a table", value)
+            raise SchemaError("", "a table", value)
         for name, each in value.items():
             try:
                 key(name)
                 item(each)
-            except Misfit as error:
+            except SchemaError as error:
                 raise error.under(name) from None
 
     return check
 
 
 def _table(cls: Any) -> Check:
-    """Of a TypedDict or a dataclass: the fields it must have, those it may have, and perhaps numbers beside them."""
+    """Build the check of a TypedDict or a dataclass, including its required fields and the type of further fields."""
     hints = {"event": str, **get_type_hints(cls, include_extras=True)}
-    needed = _needed(cls)
+    required = _required(cls)
     rules = {name: _rule(get_args(hint)[0] if get_origin(hint) is NotRequired else hint) for name, hint in hints.items()}
-    beside = _rule(Finite if cls in NUMBERS_BESIDE else Any)
+    extra = _rule(Finite if cls in NUMERIC_EXTRAS else Any)
 
     def check(value: Any) -> None:
         if type(value) is not dict:
-            raise Misfit("", "a table", value)
+            raise SchemaError("", "a table", value)
         for name, each in value.items():
-            types, test, exact = rules.get(name, beside)
+            types, test, exact = rules.get(name, extra)
             if type(each) not in types or not (test is None or test(each)):
                 try:
                     exact(each)
-                except Misfit as error:
+                except SchemaError as error:
                     raise error.under(name) from None
-        if not needed <= value.keys():
-            raise Misfit(next(name for name in rules if name in needed and name not in value), "")
+        if not required <= value.keys():
+            raise SchemaError(next(name for name in rules if name in required and name not in value), "")
 
     return check
 
 
 def _rule(hint: Any) -> tuple[tuple[type, ...], Callable[[Any], bool] | None, Check]:
-    """A check, and before it, of a plain value, its types and test: there are millions of lines."""
-    kind = PLAIN.get(hint) or next((each for each in get_args(hint) if isinstance(each, Kind)), None)
-    return ((), None, _check(hint)) if kind is None else (kind.types, kind.test, kind.check)
+    """A field's types and test, for a fast check of plain values in records of millions of lines, and its full check."""
+    plain = PLAIN.get(hint) or next((each for each in get_args(hint) if isinstance(each, PlainType)), None)
+    return ((), None, _check(hint)) if plain is None else (plain.types, plain.test, plain.check)
 
 
-def _needed(cls: Any) -> frozenset[str]:
+def _required(cls: Any) -> frozenset[str]:
     if is_typeddict(cls):
         return frozenset(cls.__required_keys__)
     return frozenset(f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING)

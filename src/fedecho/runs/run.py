@@ -1,4 +1,4 @@
-"""A run from its first dispatch to its summary, and on again after it was stopped."""
+"""Runs an experiment on the virtual clock, and resumes stopped runs."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -14,26 +14,26 @@ from fedecho.core.types import Weights
 from fedecho.executors.worker import refuse_while_importing
 from fedecho.runs.build import Simulation, assembled, one_thread
 from fedecho.runs.config import ConfigError, fingerprint, from_config
-from fedecho.runs.evaluation import Judge, TimedTransport
+from fedecho.runs.evaluation import Evaluator, TimedTransport
 from fedecho.runs.execution import DeviceName, Execution, ExecutorName, as_before, check_same_arithmetic
 from fedecho.runs.experiment import Experiment
 from fedecho.runs.folder import check_folder, owned, restored, resumable, summary_of, write_end
 from fedecho.runs.identity import check_inputs, check_software, config_of, header_of, name_of, note_software, notes_of
 from fedecho.runs.privacy_budget import check_accountant, spent
-from fedecho.runs.record import RECORD, Line, Mark, Record, arrivals_digest, noting, read_header
-from fedecho.runs.run_stats import Standstill, Tally, Watch
+from fedecho.runs.record import RECORD, Line, Mark, Record, arrivals_digest, collecting_evaluations, read_header
+from fedecho.runs.run_stats import StalenessCounter, StallGuard, Watch
 from fedecho.runs.signals import stop_signals
 from fedecho.runs.summary import Summary
 from fedecho.storage.checkpoint import save_checkpoint
 from fedecho.storage.files import DiskFullError
 
 CHECKPOINT_S = 30.0
-NOWHERE = Mark(0, None)
-STAY = "leave the executor out to go on where it was, or start in another folder"
+START = Mark(0, None)
+SAME_EXECUTOR = "omit --executor to resume with the same one, or start in another folder"
 
 
-class Interrupted(Exception):  # noqa: N818 (no error)
-    """The run was stopped on request; what it had done is in its folder."""
+class Interrupted(Exception):  # noqa: N818 (not an error)
+    """The run was stopped on request. It can be resumed from its folder."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +68,12 @@ def simulate(
     watch: Watch | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Result:
-    """Run an experiment on the virtual clock. With ``out``, everything is recorded there and can be resumed.
+    """Run an experiment on the virtual clock. With ``out``, the run is recorded in that folder and can be resumed.
 
-    The result is the same, to the last bit, for ``serial``, ``pool`` and ``ray``, any number of workers, and after any number of
-    stops. ``cuda`` has the same schedule and draws and rounds in its own way; ``deterministic`` makes it do so equally every time.
-    With ``device="cuda"`` the workers of a pool, or of the Ray cluster at ``address``, have a GPU each. A run that other software
-    began is refused, unless ``other_software`` allows it.
+    Results are bit-identical for ``serial``, ``pool`` and ``ray``, for any number of workers, and after any number of resumes.
+    ``cuda`` has the same schedule and random draws, but rounds differently; with ``deterministic`` it does so reproducibly. With
+    ``device="cuda"`` each worker of a pool, or of the Ray cluster at ``address``, has its own GPU. A run that was begun with other
+    software is not resumed unless ``other_software`` allows it.
     """
     folder = None if out is None else Path(out)
     refuse_while_importing()
@@ -87,27 +87,27 @@ def simulate(
         if folder is not None:
             check_folder(folder, experiment, resume)
             stack.enter_context(owned(folder, say))
-            check_folder(folder, experiment, resume)  # again: a moment ago it may have been somebody else's
+            check_folder(folder, experiment, resume)  # again, under the lock
             if resume:
-                check_same_arithmetic(folder, read_header(folder)["execution"], execution, STAY)
+                check_same_arithmetic(folder, read_header(folder)["execution"], execution, SAME_EXECUTOR)
                 check_software(folder, other_software)
         stack.enter_context(one_thread())
         simulation = stack.enter_context(assembled(experiment, execution, say))
         stop = stack.enter_context(stop_signals(say))
-        run = _Run(simulation, folder, checkpoint_s, watch or (lambda moment, scores: None), stop)
-        return run.through(resume, say)
+        return _Run(simulation, folder, checkpoint_s, watch or (lambda moment, scores: None), stop).run(resume, say)
 
 
 def resume(folder: Path | str, experiment: Experiment | None = None, **options: Any) -> Result:
-    """Go on with the run in ``folder``. Its own record says what it is; a user's own task or method must be given again.
+    """Resume the run in ``folder``. Its record has its configuration; a run with your own classes needs its experiment again.
 
-    One that was on a GPU goes on there, in the same precision; any other on this process's CPU, unless ``options`` say otherwise.
+    A run on a GPU is resumed on a GPU with the same precision. Any other is resumed on the CPU of this process. ``options`` are
+    keyword arguments of ``simulate`` that override this.
     """
     folder = Path(folder)
     header = resumable(folder)
     if experiment is None:
         if header["config"] is None:
-            raise ConfigError(f"{folder} used a task or method of its own: resume it from Python, resume(folder, experiment)")
+            raise ConfigError(f"{folder} used your own task or method: resume it from Python with resume(folder, experiment)")
         experiment = from_config(header["config"])
     if "device" in header["execution"]:
         options = as_before(header["execution"], options.get("executor")) | options
@@ -115,7 +115,7 @@ def resume(folder: Path | str, experiment: Experiment | None = None, **options: 
 
 
 class _Run:
-    """The pieces of one run while it goes on."""
+    """The state of one run: its record, checkpoints and counters."""
 
     def __init__(
         self, simulation: Simulation, folder: Path | None, checkpoint_s: float, watch: Watch, stop: Callable[[], bool]
@@ -129,10 +129,10 @@ class _Run:
         self.stopwatch = TimedTransport(simulation.transport)
         self.num_moments = 0
         self.real_before = self.save_cost_s = 0.0
-        self.standstill = Standstill(simulation.experiment)
-        # Without a folder nothing could be made up for later.
-        self.judge = Judge(simulation, watch, stop if folder is not None else lambda: False)
-        self.tally = Tally()
+        self.stall_guard = StallGuard(simulation.experiment)
+        # Without a folder, an interrupted evaluation could not be repeated later.
+        self.evaluator = Evaluator(simulation, watch, stop if folder is not None else lambda: False)
+        self.staleness = StalenessCounter()
         self.began = self.saved_at = time.perf_counter()
 
     @property
@@ -141,11 +141,11 @@ class _Run:
 
     @property
     def _pause_s(self) -> float:
-        """Between two checkpoints: as asked, but never so often that they take more than a twentieth of the time."""
+        """Seconds between two checkpoints: as set, but at least so many that saving takes at most 5% of the time."""
         return max(self.checkpoint_s, 20 * self.save_cost_s) if self.checkpoint_s else 0.0
 
-    def through(self, resume: bool, say: Callable[[str], None]) -> Result:
-        """From where it stands to its end. A full disk stops it between two whole checkpoints."""
+    def run(self, resume: bool, say: Callable[[str], None]) -> Result:
+        """Run to the end. A full disk stops the run; its last complete checkpoint remains."""
         try:
             self.open(resume, say)
             try:
@@ -154,7 +154,7 @@ class _Run:
                 self.record.close()
         except DiskFullError as error:
             begun = self.folder is not None and (self.folder / RECORD).exists()
-            error.advice = f"free some space, then {f'go on with: {self._how_to_resume}' if begun else 'start it again'}"
+            error.advice = f"free some space, then {f'resume with: {self._how_to_resume}' if begun else 'start it again'}"
             raise
 
     def open(self, resume: bool, say: Callable[[str], None]) -> None:
@@ -164,26 +164,24 @@ class _Run:
             self.record = Record.in_memory(runtimes, every)
         elif resume:
             header = read_header(self.folder)
-            self.config = header["config"]  # as its checkpoints know it: a fedecho of before had fewer settings
+            self.config = header["config"]  # for the fingerprint of its checkpoints: an older fedecho has fewer settings
             execution.check_same_kernels(self.folder, header["execution"])
             check_inputs(self.folder, header.get("inputs") or {}, self.simulation.inputs)
-            mark = restored(self.folder, self.simulation.server, self._state(NOWHERE), self._take, say)
+            mark = restored(self.folder, self.simulation.server, self._state(START), self._restore, say)
             if mark is None:
-                say(f"there is no checkpoint in {self.folder} yet: the run begins anew")
+                say(f"no checkpoint in {self.folder} yet: starting from the beginning")
             self.record = Record.continued(self.folder, runtimes, mark, every)
             note_software(self.record, self.folder, say)
-            if self.tally.accepted < self.simulation.server.counts["accepted"]:  # a checkpoint from before there were tallies
-                self.tally = Tally.of(self.record.lines())
         else:
-            beginning = header_of(self.simulation, self.config, execution.described())
-            self.record = Record.new(self.folder, runtimes, beginning, every)
+            header_line = header_of(self.simulation, self.config, execution.described())
+            self.record = Record.new(self.folder, runtimes, header_line, every)
 
     def finish(self) -> Result:
         experiment, server = self.simulation.experiment, self.simulation.server
-        if self.judge.broken_off:
+        if self.evaluator.interrupted:
             now = self.simulation.transport.now
-            self.judge.made_up(server.model.version, now, self._evaluate(server.model.version, now))
-        if not self.judge.broken_off and server.model.version < experiment.num_versions:
+            self.evaluator.report_late(server.model.version, now, self._evaluate(server.model.version, now))
+        if not self.evaluator.interrupted and server.model.version < experiment.num_versions:
             drive(
                 server,
                 self.stopwatch,
@@ -191,9 +189,9 @@ class _Run:
                 dispatch_after_step=experiment.dispatch_after_step,
                 watch=self._moment,
             )
-        if server.model.version < experiment.num_versions or self.judge.broken_off:
+        if server.model.version < experiment.num_versions or self.evaluator.interrupted:
             self._save()
-            how = "" if self.folder is None else f"; go on with: {self._how_to_resume}"
+            how = "" if self.folder is None else f"; resume with: {self._how_to_resume}"
             raise Interrupted(f"stopped at version {server.model.version} of {experiment.num_versions}{how}")
         return self._result()
 
@@ -201,10 +199,10 @@ class _Run:
         self.stopwatch.served()
         self.num_moments += 1
         self.record.moment(moment)
-        self.standstill.see(moment.receipt)
-        self.tally.see(moment.receipt)
+        self.stall_guard.see(moment.receipt)
+        self.staleness.see(moment.receipt)
         version = None if moment.step is None else moment.step.model.version
-        scores = self._evaluate(version, moment.time) if version is not None and self.judge.is_due(version) else None
+        scores = self._evaluate(version, moment.time) if version is not None and self.evaluator.is_due(version) else None
         self.watch(moment, scores)
         if self.stop():
             return True
@@ -213,7 +211,7 @@ class _Run:
         return False
 
     def _evaluate(self, version: int, now: float) -> dict[str, float] | None:
-        scores = self.judge.scores()
+        scores = self.evaluator.scores()
         if scores is not None:
             costs = self.stopwatch.costs() | {"versions_alive": self.simulation.server.versions.num_alive}
             self.record.evaluation(version, now, scores, {"real_s": round(self.real_s, 3), **costs})
@@ -228,7 +226,7 @@ class _Run:
         self.save_cost_s = self.saved_at - began
 
     def _state(self, mark: Mark) -> dict[str, Any]:
-        """All that a run goes on from, with its record up to ``mark``."""
+        """The content of a checkpoint, with the record at ``mark``."""
         return {
             "fingerprint": self._fingerprint,
             "server": self.simulation.server.snapshot(),
@@ -236,31 +234,32 @@ class _Run:
             "position": mark.position,
             "record_sha256": mark.sha256,
             "record_others": mark.others,
-            "tally": self.tally.to_tree(),
+            "tally": self.staleness.to_tree(),
             "real_s": self.real_s,
             "spent": self.stopwatch.spent(),
             "num_moments": self.num_moments,
-            "refused": self.standstill.refused,
-            "not_finite": self.standstill.not_finite,
-            "fruitless": self.standstill.fruitless,
-            "to_judge": self.judge.broken_off,
+            "refused": self.stall_guard.refused,
+            "not_finite": self.stall_guard.not_finite,
+            "fruitless": self.stall_guard.fruitless,
+            "to_judge": self.evaluator.interrupted,
         }
 
-    def _take(self, tree: Mapping[str, Any]) -> None:
-        """Become the run that a checkpoint was made of. One of before lacks some things."""
+    def _restore(self, tree: Mapping[str, Any]) -> None:
+        """Restore the state that a checkpoint holds."""
         self.simulation.server.restore(tree["server"])
         self.simulation.transport.restore(tree["transport"], tree["server"]["models"])
         self.real_before, self.num_moments = tree["real_s"], tree["num_moments"]
-        self.stopwatch.go_on(tree.get("spent", {}))
-        self.standstill.refused, self.standstill.fruitless = tree["refused"], tree["fruitless"]
-        self.standstill.not_finite = tree.get("not_finite", 0)
-        self.judge.broken_off = tree.get("to_judge", False)
-        self.tally = Tally().from_tree(tree.get("tally", self.tally.to_tree()))
+        self.stopwatch.restore(tree["spent"])
+        self.stall_guard.refused, self.stall_guard.fruitless = tree["refused"], tree["fruitless"]
+        self.stall_guard.not_finite = tree["not_finite"]
+        self.evaluator.interrupted = tree["to_judge"]
+        self.staleness = StalenessCounter(**tree["tally"])
 
     @property
     def _how_to_resume(self) -> str:
-        known = self.config is not None
-        return f"fedecho resume {self.folder}" if known else f'fedecho.resume("{self.folder}", experiment) in Python'
+        if self.config is None:
+            return f'fedecho.resume("{self.folder}", experiment) in Python'
+        return f"fedecho resume {self.folder}"
 
     @property
     def _fingerprint(self) -> str:
@@ -270,7 +269,7 @@ class _Run:
         simulation, server = self.simulation, self.simulation.server
         experiment, named = simulation.experiment, simulation.named(server.model.weights)
         evaluations: list[Line] = []
-        arrivals_sha256 = arrivals_digest(noting(self.record.lines(), evaluations))
+        arrivals_sha256 = arrivals_digest(collecting_evaluations(self.record.lines(), evaluations))
         summary = summary_of(
             server,
             evaluations,
@@ -283,7 +282,7 @@ class _Run:
             notes=notes_of(experiment.task),
             privacy=spent(experiment.privacy, self.record.lines()) if experiment.privacy.on else None,
             record_every=experiment.record_every or 1,
-            **self.tally.staleness(),
+            **self.staleness.summary_fields(),
         )
         if self.folder is not None:
             write_end(self.folder, self.record, named, summary)

@@ -1,4 +1,4 @@
-"""What an experiment's TOML may hold beside values: files beside it, and single settings from the command line."""
+"""Parses single settings from the command line, and resolves the paths in a TOML file relative to it."""
 
 from pathlib import Path
 from textwrap import shorten
@@ -10,29 +10,29 @@ from fedecho.tasks.text import mathinstruct, mrpc
 from fedecho.tasks.vision.unlabeled import NAMED
 
 OWN_FILES = ("unlabeled", "train", "dev", "test", "model")
-"""A task's settings that may be a user's own files or folders."""
+"""A task's settings that may be paths to the user's own files."""
 VALUE = "value"
-KNOWN = {*NAMED, *mrpc.FILES, *mathinstruct.FILES}
-"""The names of sets."""
+DATASETS = {*NAMED, *mrpc.FILES, *mathinstruct.FILES}
+"""The names of the built-in data sets."""
 
 
 def shown(value: Any) -> str:
-    """What a user wrote, as far as it fits into a line."""
+    """A user's input, shortened to fit in one line."""
     return shorten(repr(value), 80, placeholder=" ...") if len(repr(value)) > 80 else repr(value)
 
 
 def setting_of(text: str) -> dict[str, Any]:
-    """``local.client_lr=0.1`` as a table; a value that is no TOML is taken as a string."""
+    """Parse a setting like ``local.client_lr=0.1`` into a table. A value that is not TOML is taken as a string."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise TomlError(f"--set wants key=value, got {shown(text)}")
+        raise TomlError(f"--set needs key=value, got {shown(text)}")
     if len(text.splitlines()) > 1:
         raise TomlError(
-            f"--set wants one key=value in one line, got {shown(text)}: repeat --set for each, write \\n in a string"
+            f"--set needs one key=value on one line, got {shown(text)}: repeat --set for several, write \\n in a string"
         )
     parts = key.strip().split(".")
     if len(parts) > MAX_DEPTH:
-        raise TomlError(f"--set wants a key of at most {MAX_DEPTH} parts, got one of {len(parts)}")
+        raise TomlError(f"--set needs a key of at most {MAX_DEPTH} parts, got one of {len(parts)}")
     try:
         table: Any = parsed(f"{VALUE} = {value.strip()}")[VALUE]
     except TOMLDecodeError:
@@ -44,25 +44,25 @@ def setting_of(text: str) -> dict[str, Any]:
     return dict(table)
 
 
-def beside(path: Path, tree: dict[str, Any]) -> dict[str, Any]:
-    """A trace that a file names lies beside the file, unless its path says otherwise; so do a task's own files that are there."""
+def resolve_paths(path: Path, tree: dict[str, Any]) -> dict[str, Any]:
+    """Resolve the paths in a TOML file's table relative to the file: the trace, and a task's own files if they exist."""
     runtimes, task = tree.get("runtimes"), tree.get("task")
     if isinstance(runtimes, dict) and isinstance(runtimes.get("trace"), str):
         tree["runtimes"] = runtimes | {"trace": str(path.parent / runtimes["trace"])}
     if isinstance(task, dict):
-        tree["task"] = {key: _found_beside(path, value) if key in OWN_FILES else value for key, value in task.items()}
+        tree["task"] = {key: _resolved(path, value) if key in OWN_FILES else value for key, value in task.items()}
     return tree
 
 
-def _found_beside(path: Path, value: Any) -> Any:
-    """The name of a known set, or a path that is right as it stands, is left alone."""
-    if not isinstance(value, str) or not value or value in KNOWN or _is_there(Path(value)):
+def _resolved(path: Path, value: Any) -> Any:
+    """Resolve a path relative to the file. Data set names, and paths that exist from here, are unchanged."""
+    if not isinstance(value, str) or not value or value in DATASETS or _exists(Path(value)):
         return value
-    return str(path.parent / value) if _is_there(path.parent / value) else value
+    return str(path.parent / value) if _exists(path.parent / value) else value
 
 
-def _is_there(path: Path) -> bool:
+def _exists(path: Path) -> bool:
     try:
         return path.exists()
-    except (OSError, ValueError):  # a text that is no path at all
+    except (OSError, ValueError):  # not a valid path
         return False

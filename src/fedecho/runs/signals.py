@@ -1,4 +1,4 @@
-"""Stop requests (Ctrl-C, SIGTERM), and out-of-memory errors told apart from other faults."""
+"""Stop requests (Ctrl-C, SIGTERM), and the detection of out-of-memory errors."""
 
 import os
 import signal
@@ -12,69 +12,69 @@ from types import FrameType
 import torch
 
 WORDS = ("out of memory", "allocate memory", "not enough memory", "alloc_failed", "memoryerror")
-"""Of those who have no error of their own for it, as workers that report one. An illegal access to memory is another matter."""
+"""Phrases of out-of-memory errors that have no exception type of their own. Illegal memory accesses do not contain them."""
 GUESS = "out of memory?"
-"""What is asked of a worker that died, of whatever."""
+"""The guess in messages about workers that died for an unknown reason. Not counted as out of memory."""
 
 
 class ShortageError(ValueError):
-    """Others hold what is needed."""
+    """A resource is exhausted by other processes. A retry may succeed later."""
 
 
 def shortage(error: BaseException) -> str:
-    """In one line, or empty if it is something else. Python's own error sometimes has no words."""
+    """One line about an out-of-memory error. Empty for all other errors."""
     if isinstance(error, ShortageError):
         return str(error)
     text = str(error).strip()
-    words = isinstance(error, RuntimeError) and any(word in text.lower().replace(GUESS, "") for word in WORDS)
-    kinds = isinstance(error, MemoryError | torch.OutOfMemoryError) or (isinstance(error, OSError) and error.errno == ENOMEM)
-    return f"not enough memory: {(text.splitlines() or ['no more could be had'])[0]}" if words or kinds else ""
+    by_text = isinstance(error, RuntimeError) and any(word in text.lower().replace(GUESS, "") for word in WORDS)
+    by_type = isinstance(error, MemoryError | torch.OutOfMemoryError) or (isinstance(error, OSError) and error.errno == ENOMEM)
+    return f"not enough memory: {(text.splitlines() or ['allocation failed'])[0]}" if by_text or by_type else ""
 
 
 AGAIN_S = 1.0
-"""Within so many seconds the same request may come twice: `timeout` sends its signal to a process and to its group."""
+"""A repeated signal within this time counts as one request: `timeout` signals a process and then its group."""
 
-LED = {signal.SIGINT, signal.SIGTERM}
-_leader: Callable[[], bool] | None = None
+STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM}
+_parent_requests_stop: Callable[[], bool] | None = None
 
 
-def be_led(asked: Callable[[], bool]) -> None:
-    """Another process says by ``asked`` whether the runs of this one shall stop.
+def follow_parent(stop_requested: Callable[[], bool]) -> None:
+    """Ignore stop signals in this process. Its parent decides through ``stop_requested`` when runs stop.
 
-    What a terminal or a batch system sends to all processes of a group is then the other's business, and does not reach those
-    that are started from here: what they do is not to end before the run has stopped.
+    This process gets its own process group, so that signals sent to the parent's group reach neither it nor its children: they
+    must keep working until the run has stopped.
     """
-    global _leader
-    _leader = asked
+    global _parent_requests_stop
+    _parent_requests_stop = stop_requested
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda number, frame: None)  # not ignored, which would be inherited
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, LED)
+    signal.signal(signal.SIGTERM, lambda number, frame: None)  # not SIG_IGN, which children would inherit
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
 @contextmanager
 def stop_signals(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C (or SIGTERM) asks for a stop between two moments; the second one interrupts at once."""
-    if _leader is not None:
-        yield _leader
+    """Yield a function that says whether a stop was requested. A second Ctrl-C (or SIGTERM) interrupts at once."""
+    if _parent_requests_stop is not None:
+        yield _parent_requests_stop
         return
-    asked, asked_at = threading.Event(), 0.0
+    requested, requested_at = threading.Event(), 0.0
     if threading.current_thread() is not threading.main_thread():
-        yield asked.is_set
+        yield requested.is_set
         return
 
-    def ask(number: int, frame: FrameType | None) -> None:
-        nonlocal asked_at
-        if not asked.is_set():
-            asked_at = time.monotonic()
-            asked.set()
-            say("stopping after the client that is training now, or within the evaluation; once more to stop at once")
-        elif time.monotonic() - asked_at > AGAIN_S:
+    def request_stop(number: int, frame: FrameType | None) -> None:
+        nonlocal requested_at
+        if not requested.is_set():
+            requested_at = time.monotonic()
+            requested.set()
+            say("stopping after the current client or evaluation step; press Ctrl-C again to stop at once")
+        elif time.monotonic() - requested_at > AGAIN_S:
             raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, ask) for number in LED}
+    before = {number: signal.signal(number, request_stop) for number in STOP_SIGNALS}
     try:
-        yield asked.is_set
+        yield requested.is_set
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

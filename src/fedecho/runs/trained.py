@@ -1,4 +1,4 @@
-"""The model a run ended with: as a module of its task, and as files that other programs load."""
+"""Loads the trained model of a finished run, and exports it in its library's own format."""
 
 import os
 import shutil
@@ -23,27 +23,27 @@ from fedecho.runs.summary import Summary
 
 
 def trained(folder: Path | str, experiment: Experiment | None = None) -> nn.Module:
-    """The model of a finished run, on the CPU and in eval mode. A user's own task must be given again, in its experiment."""
+    """Load the model of a finished run, on the CPU and in eval mode. A run with your own classes needs its experiment again."""
     return _loaded(Path(folder), experiment)[1]
 
 
 def export(folder: Path, target: Path) -> None:
-    """Write the run's model into a new folder, in the format of its task's own library."""
-    target = target.resolve()  # a link's folder, not the link
+    """Export a run's model to a new folder, in the format of its task's library (such as transformers)."""
+    target = target.resolve()  # the target of a link, not the link
     if target == Path.cwd() or (target.exists() and (not target.is_dir() or any(target.iterdir()))):
-        raise ConfigError(f"{target} is there already: choose a new folder")
+        raise ConfigError(f"{target} already exists: choose a new folder")
     task, module = _loaded(folder, None)
     if not isinstance(task, Saves):
         raise ConfigError(
-            f"a model of {type(task).__name__} has no format but its tensors' own: they are in {folder / MODEL} under the names of "
-            f"the torch module that fedecho.trained({str(folder)!r}) gives"
+            f"models of {type(task).__name__} have no export format: use the tensors in {folder / MODEL}, or load the torch module "
+            f"with fedecho.trained({str(folder)!r})"
         )
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f".{target.name}-{os.getpid()}")
     part.mkdir()
     try:
         task.save(module, part)
-        for path in part.iterdir():  # some libraries write files for nobody else
+        for path in part.iterdir():  # some libraries write files that only the owner can read
             path.chmod(0o666 & ~_umask())
         part.replace(target)
     finally:
@@ -51,20 +51,20 @@ def export(folder: Path, target: Path) -> None:
 
 
 def _umask() -> int:
-    """There is no way to ask but to set it."""
-    now = os.umask(0o077)
-    os.umask(now)
-    return now
+    """The current umask. The only way to read it is to set it."""
+    current = os.umask(0o077)
+    os.umask(current)
+    return current
 
 
 def _loaded(folder: Path, experiment: Experiment | None) -> tuple[Any, nn.Module]:
     header = read_header(folder)
     if experiment is None:
         if header["config"] is None:
-            raise ConfigError(f"{folder} used a task or method of its own: give its experiment, trained(folder, experiment)")
+            raise ConfigError(f"{folder} used your own task or method: give its experiment, trained(folder, experiment)")
         experiment = from_config(header["config"])
     if not is_finished(folder):
-        raise ConfigError(f"{folder} holds a run that has not come to its end: `fedecho resume {folder}` goes on with it")
+        raise ConfigError(f"{folder} holds an unfinished run: continue it with `fedecho resume {folder}`")
     check_same(folder, experiment)
     module = copied(experiment.task.network(derive(experiment.seed, "network")))
     layout = Layout.of(module)
@@ -74,11 +74,11 @@ def _loaded(folder: Path, experiment: Experiment | None) -> tuple[Any, nn.Module
         raise ConfigError(f"cannot read {folder / MODEL}: {error}") from None
     except ValueError as error:
         raise ConfigError(
-            f"{folder / MODEL} does not fit the task ({error}): are its model and its data what the run had?"
+            f"{folder / MODEL} does not fit the task ({error}): check that its model and data are those of the run"
         ) from None
     if model_digest(weights) != Summary.read(folder).model_sha256:
-        raise ConfigError(f"{folder / MODEL} is not the model that the run ended with: its digest is not that of the summary")
-    # Not bound: libraries that save a module take views of one vector for tensors that are shared.
+        raise ConfigError(f"{folder / MODEL} is not the model of this run: its digest differs from the one in the summary")
+    # Not bound to one flat vector: libraries that save a module would take the views for shared tensors.
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     for name, tensor in layout.named(weights).items():
         tensors[name].data = torch.empty_like(tensors[name]).copy_(tensor)

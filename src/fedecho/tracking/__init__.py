@@ -1,4 +1,4 @@
-"""Numbers of a run to what people already look at. ``SINKS`` is the one table from names to makers."""
+"""Experiment tracking with TensorBoard, Weights & Biases and MLflow. ``SINKS`` maps names to sinks."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ __all__ = ["SINKS", "Sink", "Tracker", "check_sinks", "tracked"]
 
 
 def check_sinks(names: Sequence[str]) -> None:
-    """Are these sinks known, and their packages installed? Asked before anything runs."""
+    """Check before a run that the sinks exist and their packages are installed."""
     for name in names:
         if name not in SINKS:
             close = get_close_matches(name, list(SINKS), n=1)
@@ -33,7 +33,7 @@ def check_sinks(names: Sequence[str]) -> None:
 
 
 def _is_installed(package: str) -> bool:
-    """Without importing it, which can take seconds."""
+    """Is the package installed? Importing it could take seconds."""
     return sys.modules[package] is not None if package in sys.modules else find_spec(package) is not None
 
 
@@ -44,7 +44,7 @@ def tracked(
     config: Mapping[str, Any] | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Tracker]:
-    """A watch for ``simulate(..., watch=...)`` that passes numbers on to the named sinks, beside the run and never in its way."""
+    """A watch for ``simulate(..., watch=...)`` that logs to the named sinks in the background, without delaying the run."""
     check_sinks(names)
     tracker = Tracker({name: partial(SINKS[name], Path(folder), config or {}) for name in names}, say)
     try:

@@ -1,4 +1,4 @@
-"""Sinks: TensorBoard, Weights & Biases and MLflow, and the protocol of a user's own."""
+"""Tracking sinks: the protocol, and TensorBoard, Weights & Biases and MLflow."""
 
 import os
 import time
@@ -10,6 +10,8 @@ from fedecho.storage.files import make_private
 
 
 class Sink(Protocol):
+    """Receives the metrics of each version. Implement it for your own tracking tool."""
+
     def log(self, version: int, numbers: Mapping[str, float]) -> None: ...
 
     def close(self) -> None: ...
@@ -55,7 +57,7 @@ class WandbSink:
 
 
 MOST_PARAMS = 100
-"""As many as MLflow takes at once."""
+"""MLflow's limit for one request."""
 
 
 class MlflowSink:
@@ -66,8 +68,8 @@ class MlflowSink:
         self._client: Any = MlflowClient()
         self._metric = Metric
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "fedecho")
-        known = self._client.get_experiment_by_name(name)
-        experiment = known.experiment_id if known else self._client.create_experiment(name)
+        existing = self._client.get_experiment_by_name(name)
+        experiment = existing.experiment_id if existing else self._client.create_experiment(name)
         self._run_id = self._client.create_run(experiment, run_name=folder.name).info.run_id
         params = [Param(key, str(value)) for key, value in flat(config).items()][:MOST_PARAMS]
         self._client.log_batch(self._run_id, params=params)

@@ -1,6 +1,6 @@
-"""``Tracker``: takes numbers off a run's hands at once and gives them to sinks from a thread of its own.
+"""``Tracker``: passes a run's metrics to tracking sinks from a background thread.
 
-A sink may be slow, fail, or wait for a network for ever: the run goes on, and hears of it in one line.
+A sink that is slow, fails or hangs never delays the run. It is reported in one line.
 """
 
 import queue
@@ -14,20 +14,22 @@ from typing import TypeVar
 from fedecho.core.loop import Moment
 from fedecho.tracking.sinks import Sink
 
-ROOM = 10_000
-"""Versions that may wait for a slow sink; what comes on top is dropped, the record has it all."""
-PATIENCE_S = 15.0
+QUEUE_SIZE = 10_000
+"""Versions that may wait for a slow sink. Further ones are dropped; the record has them all."""
+CLOSE_TIMEOUT_S = 15.0
 
 Numbers = dict[str, float]
 T = TypeVar("T")
 
 
 class Tracker:
-    """A watch of a run. Opening a sink, too, happens in the thread: it may have to ask a server."""
+    """A watch that logs each version's metrics. Sinks are also opened in the thread, because they may contact a server."""
 
-    def __init__(self, makers: Mapping[str, Callable[[], Sink]], say: Callable[[str], None], room: int = ROOM) -> None:
+    def __init__(
+        self, makers: Mapping[str, Callable[[], Sink]], say: Callable[[str], None], queue_size: int = QUEUE_SIZE
+    ) -> None:
         self._say = say
-        self._waiting: queue.Queue[tuple[int, Numbers] | None] = queue.Queue(room)
+        self._waiting: queue.Queue[tuple[int, Numbers] | None] = queue.Queue(queue_size)
         self._counts = {"accepted": 0, "rejected": 0, "lost": 0}
         self._stale, self._dropped = 0, 0
         self._thread = threading.Thread(target=self._work, args=(dict(makers),), daemon=True, name="tracking")
@@ -46,8 +48,11 @@ class Tracker:
         numbers["mean_staleness"] = self._stale / max(self._counts["accepted"], 1)
         self._put(moment.step.model.version, numbers)
 
-    def judged(self, version: int, now: float, scores: Mapping[str, float]) -> None:
-        """An evaluation by itself: it was made up for after the run had been stopped in it."""
+    def evaluating(self, done: int, total: int) -> None:
+        """The progress of an evaluation is not logged."""
+
+    def late_evaluation(self, version: int, now: float, scores: Mapping[str, float]) -> None:
+        """Log an evaluation that was interrupted when the run was stopped and has been made up for."""
         if self._thread.is_alive():
             self._put(version, {**scores, "virtual_s": now})
 
@@ -57,17 +62,17 @@ class Tracker:
         except queue.Full:
             self._dropped += 1
 
-    def close(self, patience_s: float = PATIENCE_S) -> None:
-        """Wait a little for what is under way; a sink that hangs is left behind."""
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        """Wait for queued metrics, but not longer than the timeout for a sink that hangs."""
         if self._dropped:
-            self._say(f"tracking was too slow: {self._dropped} versions were not passed on (the record has them)")
+            self._say(f"tracking was too slow: {self._dropped} versions were not logged (the record has them)")
         if not self._thread.is_alive():
             return
         with suppress(queue.Full):
-            self._waiting.put(None, timeout=patience_s)
-        self._thread.join(patience_s)
+            self._waiting.put(None, timeout=timeout_s)
+        self._thread.join(timeout_s)
         if self._thread.is_alive():
-            self._say("tracking is still busy and is left behind; the run itself is complete")
+            self._say("tracking did not finish in time and is abandoned; the run itself is complete")
 
     def _work(self, makers: dict[str, Callable[[], Sink]]) -> None:
         sinks = {name: sink for name, make in makers.items() if (sink := self._tried(name, make)) is not None}
@@ -87,9 +92,9 @@ class Tracker:
         try:
             return work()
         except ImportError:
-            self._say(f"--track {name} does nothing: pip install 'fedecho[{name}]'")
+            self._say(f"--track {name} is disabled, its package is not installed: pip install 'fedecho[{name}]'")
         except Exception as error:
-            self._say(f"--track {name} is switched off: {type(error).__name__}: {error}")
+            self._say(f"--track {name} is disabled: {type(error).__name__}: {error}")
         return None
 
 
