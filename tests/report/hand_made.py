@@ -50,7 +50,7 @@ def lines(seed: int = 0, *, old: bool = False, algorithm: str = "fedecho", lift:
     for client, number, base, _, came, status, staleness in JOBS:
         line = {"event": "arrival", "time": came, "client": client, "status": status, "dispatch": number, "base": base}
         line |= {"staleness": staleness, "class": CLIENTS["classes"][client]}
-        told.append(line | ({"reason": "because"} if status != "accepted" else {}))
+        told.append(line | ({"code": "because", "reason": "because"} if status != "accepted" else {}))
         if status == "accepted":
             version += 1
             metrics = {"num_teachers": version, "teacher_entropy": 1 / version, "soft_weight": 0.5}

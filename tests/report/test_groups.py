@@ -152,15 +152,15 @@ def test_a_users_own_experiments_stand_apart_by_what_differs_and_a_seed_counts_o
 
 def test_a_repeated_seed_is_said_on_the_page_and_by_the_command(runs: Path, tmp_path: Path) -> None:
     report = report_of([runs])
-    assert report.subtitle == "8 methods, 10 runs (1 repeated and left out)"
+    assert report.subtitle == "8 methods, 10 runs (1 repeated run left out)"
     (said,) = report.sections[0].missing
-    assert "a repeat of" in said
-    assert "(fedbuff (client_lr 0.5), seed 0), with the same model; each seed counts once" in said
-    assert "one counts that finished or came furthest" in report.sections[0].tables[0].note
+    assert " repeats " in said
+    assert "(fedbuff (client_lr 0.5), seed 0, same model); each seed counts once" in said
+    assert "one run counts: one that finished, else the furthest" in report.sections[0].tables[0].note
     done = CliRunner().invoke(app, ["report", str(runs), "--out", str(tmp_path), "--json"])
     assert said in json.loads(done.stdout)["left_out"]
     assert "left out: " in CliRunner().invoke(app, ["report", str(runs), "--out", str(tmp_path)]).stdout
-    assert [row[1] for row in report.sections[-1].tables[0].rows].count("0, left out") == 1
+    assert [row[1] for row in report.sections[-1].tables[0].rows].count("0 (repeated)") == 1
 
 
 def test_what_only_the_class_of_a_part_has_is_not_named_beside_it(runs: Path) -> None:
@@ -250,16 +250,6 @@ def test_a_parts_seed_that_is_not_the_runs_own_is_a_setting(tmp_path: Path) -> N
         "fedbuff (task.seed the run's)": [0, 1, 2],
     }
     assert len(repetitions(found)) == 1  # seed 1 with partition 1 is of both
-
-
-def test_a_record_that_does_not_say_what_it_ran_is_by_itself(tmp_path: Path) -> None:
-    for seed in range(2):
-        told = lines(seed)
-        told[0] |= {"config": None, "algorithm": "fedbuff"}
-        write(tmp_path / str(seed), told)
-    found = shown(tmp_path)
-    assert len(found) == 2
-    assert all(label == f"fedbuff [{tmp_path / str(seeds[0])}]" for label, seeds in found.items())
 
 
 def test_a_label_stays_short_and_the_page_names_all_that_differs(tmp_path: Path) -> None:

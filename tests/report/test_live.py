@@ -60,7 +60,7 @@ def test_the_page_and_its_news(port: int) -> None:
 def test_what_has_not_changed_is_not_sent_again_and_what_has_is(
     port: int, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "subtitle", lambda report: "")
+    monkeypatch.setattr(live, "page_subtitle", lambda report: "")
     first, before = ask(port, "/report.json")
     again, nothing = ask(port, "/report.json", **{"If-None-Match": first.headers["ETag"]})
     assert (again.status, nothing) == (304, b"")
@@ -127,7 +127,7 @@ def test_idle_and_slow_clients_keep_nobody_out(port: int) -> None:
 
 
 def test_a_client_that_says_nothing_is_closed_after_a_while(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live.Reader, "timeout", 0.2)
+    monkeypatch.setattr(live.RequestHandler, "timeout", 0.2)
     with socket.create_connection(("127.0.0.1", port), timeout=10) as silent:
         assert silent.recv(1) == b""
     with socket.create_connection(("127.0.0.1", port), timeout=10) as half:
@@ -139,7 +139,7 @@ def test_a_client_that_takes_nothing_or_goes_away_leaves_no_word(
     port: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """What it asked for is much more than the system holds for it."""
-    monkeypatch.setattr(live.Reader, "timeout", 0.3)
+    monkeypatch.setattr(live.RequestHandler, "timeout", 0.3)
     monkeypatch.setattr(live.LiveReport, "page", lambda self: b"x" * (64 << 20))
     request = b"GET / HTTP/1.1\r\nHost: localhost:1\r\n\r\n"
     before = num_threads()

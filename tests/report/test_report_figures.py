@@ -14,7 +14,7 @@ from fedecho.report.inside import _toml, costs_section, echo_section, origin_sec
 from fedecho.report.load import RunData, read_run
 from fedecho.report.methods import methods_of
 from fedecho.report.page import report_of
-from fedecho.report.spec import Bars, Dots, Figure, Heat, Line, Spans
+from fedecho.report.spec import Bars, Curve, Dots, Figure, HeatMap, Spans
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_the_band_spans_the_seeds(tmp_path: Path, run: RunData) -> None:
     assert [r.seed for r in method.runs] == [0, 1]
     drawn = figure(accuracy_section([method]).figures, "accuracy-over-versions")
     (line,) = drawn.marks
-    assert isinstance(line, Line)
+    assert isinstance(line, Curve)
     assert line.low is not None
     assert line.high is not None
     np.testing.assert_allclose(line.x, [1, 2, 3])
@@ -74,7 +74,7 @@ def test_what_else_a_task_judges_by_stands_below(tmp_path: Path) -> None:
     run = read_run(write(tmp_path / "pairs", told, finished=True))
     _, scores = glance(methods_of([run])).tables
     assert (scores.head, scores.rows) == (("method", "f1"), [["fedecho", "0.75"]])
-    assert "Judged on mrpc-dev." in scores.note
+    assert "Evaluated on mrpc-dev." in scores.note
     assert glance(methods_of([run])).tables[0].note.endswith(" Stand-ins: tiny in place of large.")
     _, environment, notes = origin_section(methods_of([run])).tables
     assert ["model files", "sha256 12", "1"] in notes.rows
@@ -111,12 +111,12 @@ def test_many_clients_share_rows_and_the_work_is_all_there(tmp_path: Path) -> No
     told[0]["clients"] = {"examples": [1] * 1000, "classes": ["short"] * 900 + ["long"] * 100}
     run = read_run(write(tmp_path / "run", told))
     (heat,) = figure(clients_section(methods_of([run])).figures, "timeline-1").marks
-    assert isinstance(heat, Heat)
+    assert isinstance(heat, HeatMap)
     assert len(heat.y) <= 60
     assert {label.split()[0] for label in heat.y} == {"short", "long"}
     sizes = np.array([21 if label.startswith("short") else 20 for label in heat.y])
     assert (heat.z.sum(axis=1) * sizes).sum() == pytest.approx((10 + 20 + 20 + 10 + 100) * 120 / 100, rel=0.05)
-    assert {name: table.sum() for name, table in heat.told.items() if name != "mean staleness"} == {
+    assert {name: table.sum() for name, table in heat.hover.items() if name != "mean staleness"} == {
         "accepted": 3,
         "rejected": 1,
         "lost": 1,
@@ -175,7 +175,7 @@ def test_a_versions_time_is_split(run: RunData) -> None:
     assert [(mark.name, mark.y.tolist()) for mark in marks] == [
         ("clients", [1000.0]),
         ("server", [500.0]),
-        ("evaluation and record", [500.0]),
+        ("evaluation and recording", [500.0]),
     ]
     assert section.tables[0].rows[0] == ["fedecho", "1,000", "3", "0.01", "0.0008", "5.00"]
 
@@ -186,7 +186,7 @@ def test_old_records_give_a_report_that_says_what_is_left_out(tmp_path: Path) ->
     assert {"accuracy-over-versions", "staleness-by-class", "participation", "teacher-ages"} <= slugs
     assert not slugs & {"timeline-1", "accuracy-by-class", "server-time"}
     said = " ".join(why for section in report.sections for why in section.missing)
-    for word in ("timeline", "by class", "seconds of server"):
+    for word in ("timeline", "by class", "time per version"):
         assert word in said
 
 

@@ -64,7 +64,7 @@ def test_a_damaged_record_is_named(tmp_path: Path) -> None:
 
 
 def test_the_record_of_a_real_run_says_who_trained_from_when_to_when(tmp_path: Path) -> None:
-    """Every arrival has its dispatch, at a time before it; no client has two jobs at once; what is not answered is at work."""
+    """Every arrival has its dispatch, at a time before it; no client has two jobs at once; what is not answered is in progress."""
     experiment = load("digits", algorithm="fedbuff", versions=12, settings=["task.width=1", "faults.dropout=0.2"])
     result = simulate(experiment, out=tmp_path / "run")
     run = read_run(tmp_path / "run")

@@ -1,4 +1,4 @@
-"""Accuracy over versions, virtual time and real time; by class, and on the classes that only stragglers hold."""
+"""Accuracy over versions, virtual time and real time, by class, and on classes that only stragglers hold."""
 
 from collections.abc import Callable
 from statistics import fmean
@@ -7,7 +7,7 @@ import numpy as np
 
 from fedecho.report.load import LAST, RunData
 from fedecho.report.methods import Method, having, repetitions
-from fedecho.report.spec import Dots, Figure, Floats, Heat, Line, Section, Table
+from fedecho.report.spec import Curve, Dots, Figure, Floats, HeatMap, Section, Table
 from fedecho.report.terminal import percent
 from fedecho.runs.summary import last_scores
 
@@ -15,7 +15,7 @@ Scale = tuple[float, str]
 
 
 def time_unit(seconds: float) -> Scale:
-    """What to divide by, and the name of the unit, so that people can read it."""
+    """A readable unit for a duration: the divisor in seconds and the unit's name."""
     if seconds >= 3 * 3600:
         return 3600.0, "hours"
     return (60.0, "minutes") if seconds >= 180 else (1.0, "seconds")
@@ -39,38 +39,40 @@ def accuracy_section(methods: list[Method]) -> Section:
     ]
     several = any(len(method.runs) > 1 for method in methods)
     intro = (
-        "Lines are means over seeds, as far as all seeds have come; bands span the lowest to the highest seed."
+        "Lines show the mean over seeds, up to where every seed has data. Bands span the lowest and highest seed."
         if several
         else ""
     )
     shown = [figure for figure in figures if figure.marks]
-    missing = () if shown else ("accuracy: nothing has been evaluated yet",)
+    missing = () if shown else ("accuracy (nothing has been evaluated yet)",)
     return Section("accuracy", "Accuracy", intro, shown, missing=missing)
 
 
 def _figure(slug: str, title: str, x_label: str, methods: list[Method], x_of: Callable[[RunData], Floats]) -> Figure:
-    lines = [method.line([(x_of(run), run.column("accuracy")) for run in method.runs]) for method in methods]
-    marks = [line for line in lines if line is not None]
+    curves = [method.curve([(x_of(run), run.column("accuracy")) for run in method.runs]) for method in methods]
+    marks = [curve for curve in curves if curve is not None]
     return Figure(f"accuracy-over-{slug}", title, x_label, "accuracy", marks, percent=True)
 
 
 def glance(methods: list[Method]) -> Section:
     rows = [_row(method) for method in methods]
-    head = ("method", "seeds", "last 10, %", "final, %", "best, %", "staleness", "virtual h", "real s", "lost", "rejected", "")
-    note = "Mean ± deviation over seeds. Last 10: of a run's last ten evaluations, at most: single ones jump under stragglers."
+    head = ["method", "seeds", "last 10 (%)", "final (%)", "best (%)", "mean staleness", "virtual time (h)", "real time (s)"]
+    head += ["lost", "rejected", "status"]
+    note = "Accuracies are means ± standard deviation over seeds. “Last 10” is the mean of a run's last ten evaluations: "
+    note += "single evaluations fluctuate when stragglers report."
     if any(method.repeated for method in methods):
-        note += " Of several runs with one seed, the one counts that finished or came furthest, then the latest."
+        note += " If a seed was run more than once, one run counts: one that finished, else the furthest, then the latest."
     tables = [Table(head, rows, f"{note}{_stand_ins(methods)}"), *_scores(methods)]
     return Section("glance", "At a glance", tables=tables, missing=repetitions(methods))
 
 
 def _stand_ins(methods: list[Method]) -> str:
-    told = sorted({run.notes["stand_in"] for method in methods for run in method.runs if "stand_in" in run.notes})
-    return f" Stand-ins: {'; or '.join(told)}." if told else ""
+    stand_ins = sorted({run.notes["stand_in"] for method in methods for run in method.runs if "stand_in" in run.notes})
+    return f" Stand-ins: {'; or '.join(stand_ins)}." if stand_ins else ""
 
 
 def _scores(methods: list[Method]) -> list[Table]:
-    """What the task judges by beside its accuracy, and on what; nothing if there is no more."""
+    """A table of the task's scores other than accuracy; empty if there are none."""
     kept = {method.label: [last_scores(run.evaluations) for run in method.runs if run.evaluations] for method in methods}
     names = sorted({name for scores in kept.values() for each in scores for name in each if name != "accuracy"})
     judged = sorted({run.notes.get("judged on", "") for method in methods for run in method.runs})
@@ -79,8 +81,8 @@ def _scores(methods: list[Method]) -> list[Table]:
     rows = [
         [label, *(_mean([each[name] for each in scores if name in each]) for name in names)] for label, scores in kept.items()
     ]
-    on = f" Judged on {', '.join(filter(None, judged))}." if any(judged) else ""
-    return [Table(("method", *names), rows, f"Of the last evaluation, mean over seeds, as the task gives them.{on}")]
+    on = f" Evaluated on {', '.join(filter(None, judged))}." if any(judged) else ""
+    return [Table(("method", *names), rows, f"Scores of the last evaluation as reported by the task, mean over seeds.{on}")]
 
 
 def _mean(values: list[float]) -> str:
@@ -110,59 +112,62 @@ def _row(method: Method) -> list[str]:
 
 
 def _state(method: Method) -> str:
-    going = [run for run in method.runs if run.summary is None]
-    if not going:
+    unfinished = [run for run in method.runs if run.summary is None]
+    if not unfinished:
         return "finished"
-    told = [
-        f"{run.evaluations[-1]['version'] if run.evaluations else 0}/{run.header.get('num_versions', '?')}" for run in going
+    versions = [
+        f"{run.evaluations[-1]['version'] if run.evaluations else 0}/{run.header.get('num_versions', '?')}"
+        for run in unfinished
     ]
-    return f"not finished: {', '.join(told[:3])}{' …' if len(told) > 3 else ''}"
+    return f"not finished: {', '.join(versions[:3])}{' …' if len(versions) > 3 else ''}"
 
 
 ONLY, MOSTLY = 0.9, 0.5
+"""Shares of a class's examples above which stragglers hold it alone, or mostly."""
 
 
 def classes_section(methods: list[Method]) -> Section:
-    known, without = having(methods, lambda run: run.per_class is not None)
-    missing = [f"accuracy by class of {without} runs: their records do not have it (see Task.evaluate)"] if without else []
-    if not known:
-        return Section("classes", "Classes", missing=missing)
-    held, _ = having(known, lambda run: held_by_stragglers(run) is not None)
-    figures = [_table(known)]
+    scored, without = having(methods, lambda run: run.per_class is not None)
+    of_runs = "1 run" if without == 1 else f"{without} runs"
+    missing = [f"accuracy by class for {of_runs} (not recorded; Task.evaluate can report it)"] if without else []
+    if not scored:
+        return Section("classes", "Accuracy by class", missing=missing)
+    held, _ = having(scored, lambda run: held_by_stragglers(run) is not None)
+    figures = [_class_table(scored)]
     if held:
-        lines, found = _straggler_lines(held)
-        figures += [*lines, _against_share(held)]
-        missing += found
+        curves, without_curves = _straggler_curves(held)
+        figures += [*curves, _against_share(held)]
+        missing += without_curves
     else:
-        missing.append("classes of stragglers: these records do not say who holds which class (a task's label_counts)")
-    return Section("classes", "Classes, and who alone knows them", _intro(held), figures, missing=missing)
+        missing.append("classes held by stragglers (not recorded; a task's label_counts says which client holds which class)")
+    return Section("classes", "Accuracy by class", _intro(held), figures, missing=missing)
 
 
 def _intro(held: list[Method]) -> str:
     if not held:
         return ""
     return (
-        "A class whose examples lie with slow clients alone is taught by updates that come seldom and stale. "
-        "Stragglers are the clients of the slowest runtime class, or the slowest tenth."
+        "A class held only by slow clients is learned from rare, stale updates. Stragglers are the clients of the "
+        "slowest runtime class or, without runtime classes, the slowest tenth of all clients."
     )
 
 
 def stragglers(run: RunData) -> list[int]:
-    """The clients of class long; where there is no such class, the tenth that takes longest by its jobs."""
+    """The clients of class ``long`` or, without that class, the slowest tenth by median job duration."""
     long = [client for client, name in enumerate(run.classes) if name == "long"]
     if long or not len(run.dispatches.number):
         return long
-    began = dict(zip(run.dispatches.number.tolist(), run.dispatches.time.tolist(), strict=True))
-    took: dict[int, list[float]] = {}
+    started = dict(zip(run.dispatches.number.tolist(), run.dispatches.time.tolist(), strict=True))
+    durations: dict[int, list[float]] = {}
     for number, client, time in zip(run.jobs.number.tolist(), run.jobs.client.tolist(), run.jobs.time.tolist(), strict=True):
-        if number in began:
-            took.setdefault(client, []).append(time - began[number])
-    slowest = sorted(took, key=lambda client: -float(np.median(took[client])))
+        if number in started:
+            durations.setdefault(client, []).append(time - started[number])
+    slowest = sorted(durations, key=lambda client: -float(np.median(durations[client])))
     return slowest[: max(1, run.num_clients // 10)]
 
 
 def held_by_stragglers(run: RunData) -> Floats | None:
-    """The share of every class's training examples that stragglers hold."""
+    """The share of each class's training examples that stragglers hold."""
     if run.labels is None or run.per_class is None:
         return None
     slow = stragglers(run)
@@ -172,40 +177,41 @@ def held_by_stragglers(run: RunData) -> Floats | None:
     return share
 
 
-def _table(methods: list[Method]) -> Figure:
+def _class_table(methods: list[Method]) -> Figure:
     width = max(run.num_labels for method in methods for run in method.runs)
     table = np.full((len(methods), width), np.nan)
     for row, method in enumerate(methods):
         mean = np.mean([_last(run) for run in method.runs], axis=0)
         table[row, : len(mean)] = mean
-    heat = Heat(
-        [str(name) for name in range(width)], [method.label for method in methods], table, "accuracy", width <= 20, high=1.0
+    heat = HeatMap(
+        [str(name) for name in range(width)], [method.label for method in methods], table, "accuracy", width <= 20, z_max=1.0
     )
-    note = "Mean of the last ten evaluations and over seeds."
+    note = "Mean over the last ten evaluations and all seeds."
     height = 170 + 34 * len(methods)
     return Figure("accuracy-by-class", "Accuracy by class", "class", "", [heat], note, wide=True, percent=True, height=height)
 
 
 def _last(run: RunData) -> Floats:
-    found = run.per_class
-    assert found is not None  # noqa: S101 (for the type checker)
-    mean: Floats = found[-LAST:].mean(axis=0)
+    scores = run.per_class
+    assert scores is not None  # noqa: S101 (for the type checker)
+    mean: Floats = scores[-LAST:].mean(axis=0)
     return mean
 
 
-def _straggler_lines(methods: list[Method]) -> tuple[list[Figure], list[str]]:
-    """Two figures: on the stragglers' own classes, and on all others, over versions."""
+def _straggler_curves(methods: list[Method]) -> tuple[list[Figure], list[str]]:
+    """Accuracy over versions on the stragglers' classes and on all others, or why there are no such figures."""
     shares = [_share(run) for method in methods for run in method.runs]
     bound = next((bound for bound in (ONLY, MOSTLY) if any((share >= bound).any() for share in shares)), None)
     if bound is None:
         most = max(float(share.max()) for share in shares)
-        return [], [f"classes that only stragglers hold: there are none; they hold at most {most:.0%} of any class"]
-    own = [line for method in methods if (line := _mean_over(method, bound, True)) is not None]
-    rest = [line for method in methods if (line := _mean_over(method, bound, False)) is not None]
+        return [], [f"classes that only stragglers hold (there are none: stragglers hold at most {most:.0%} of any class)"]
+    own = [curve for method in methods if (curve := _mean_over(method, bound, True)) is not None]
+    rest = [curve for method in methods if (curve := _mean_over(method, bound, False)) is not None]
     whose = "only stragglers hold" if bound == ONLY else "mostly stragglers hold"
     counted = [int((share >= bound).sum()) for share in shares]
     many = f"{min(counted)} to {max(counted)}" if min(counted) < max(counted) else str(counted[0])
-    note = f"Classes of which stragglers hold at least {bound:.0%} of the examples: {many} by seed. Seeds without one are left out."
+    note = f"Stragglers hold at least {bound:.0%} of the examples of each of these classes ({many} per seed). "
+    note += "Seeds without such a class are left out."
     figures = [Figure("straggler-classes", f"Accuracy on classes that {whose}", "version", "accuracy", own, note, percent=True)]
     if rest:
         figures.append(Figure("other-classes", "Accuracy on all other classes", "version", "accuracy", rest, percent=True))
@@ -218,13 +224,13 @@ def _share(run: RunData) -> Floats:
     return share
 
 
-def _mean_over(method: Method, bound: float, own: bool) -> Line | None:
+def _mean_over(method: Method, bound: float, own: bool) -> Curve | None:
     curves = []
     for run in method.runs:
         chosen, table = (_share(run) >= bound) == own, run.per_class
         if table is not None and chosen[: table.shape[1]].any():
             curves.append((run.column("version"), table[:, chosen[: table.shape[1]]].mean(axis=1)))
-    return method.line(curves)
+    return method.curve(curves)
 
 
 def _against_share(methods: list[Method]) -> Figure:
@@ -234,8 +240,8 @@ def _against_share(methods: list[Method]) -> Figure:
         scores = [_last(run) for run in method.runs]
         text = [f"class {label}, seed {run.seed}" for run in method.runs for label in range(run.num_labels)]
         marks.append(Dots(method.label, 100 * np.concatenate(shares), np.concatenate(scores), method.color, text))
-    note = "A dot is a class of one run."
+    note = "Each dot is one class in one run."
     return Figure(
-        "accuracy-by-straggler-share", "The more stragglers hold of a class …", "share held by stragglers, %", "accuracy",
+        "accuracy-by-straggler-share", "Accuracy by share held by stragglers", "share held by stragglers (%)", "accuracy",
         marks, note, percent=True,
     )  # fmt: skip

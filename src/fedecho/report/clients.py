@@ -1,4 +1,4 @@
-"""The clients' side: who trained when, on which version, staleness by runtime class, participation."""
+"""The section on clients: timelines of jobs, staleness by runtime class, participation, losses and privacy."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ import numpy as np
 from fedecho.report.accuracy import time_unit
 from fedecho.report.load import STATUSES, RunData
 from fedecho.report.methods import Method
-from fedecho.report.spec import Bars, Dots, Figure, Floats, Heat, Ints, Line, Mark, Section, Spans, Table, color_of
+from fedecho.report.spec import Bars, Curve, Dots, Figure, Floats, HeatMap, Ints, Mark, Section, Spans, Table, color_of
 from fedecho.runs.record_schema import Spent
 
 MOST_CLIENTS, MOST_JOBS = 60, 4000
@@ -21,7 +21,7 @@ ORDER = ("long", "medium", "short")
 
 @dataclass(frozen=True)
 class Work:
-    """Every job with its start; one that is not answered yet lasts until now."""
+    """All jobs with their start and end. A job in progress ends at the time of the last record line."""
 
     client: Ints
     start: Floats
@@ -32,7 +32,7 @@ class Work:
 
 
 def timeline(run: RunData, slug: str, whose: str) -> Figure | None:
-    """None of a record that does not say when jobs began."""
+    """The timeline of a run's jobs, or None if no dispatch is recorded."""
     work = work_of(run)
     if work is None:
         return None
@@ -44,23 +44,23 @@ def work_of(run: RunData) -> Work | None:
     sent, jobs = run.dispatches, run.jobs
     if not len(sent.number):
         return None
-    answer = {int(number): place for place, number in enumerate(jobs.number)}
-    places = np.array([answer.get(int(number), -1) for number in sent.number])
-    answered = places >= 0
+    arrival = {int(number): index for index, number in enumerate(jobs.number)}
+    indices = np.array([arrival.get(int(number), -1) for number in sent.number])
+    answered = indices >= 0
     now = max(float(jobs.time.max(initial=0.0)), float(sent.time.max(initial=0.0)))
-    end, staleness = np.full(len(places), now), np.zeros(len(places), dtype=np.int64)
-    end[answered], staleness[answered] = jobs.time[places[answered]], jobs.staleness[places[answered]]
-    status = [STATUSES[jobs.status[place]] if place >= 0 else "at work" for place in places]
+    end, staleness = np.full(len(indices), now), np.zeros(len(indices), dtype=np.int64)
+    end[answered], staleness[answered] = jobs.time[indices[answered]], jobs.staleness[indices[answered]]
+    status = [STATUSES[jobs.status[index]] if index >= 0 else "in progress" for index in indices]
     return Work(sent.client, sent.time, end, sent.base, staleness, status)
 
 
 def order_of(run: RunData) -> Ints:
-    """The slowest class first, then by number; the order of the rows. Arrays, as there may be a million clients."""
+    """Clients in row order: slowest runtime class first, then by number. An array, since there may be a million clients."""
     if not run.classes:
         return np.arange(run.num_clients)
     names = np.array(run.classes)
-    place = {name: number for number, name in enumerate(ORDER)}
-    rank = np.array([place.get(name, 9) for name in run.classes])
+    rank_of = {name: number for number, name in enumerate(ORDER)}
+    rank = np.array([rank_of.get(name, 9) for name in run.classes])
     return np.lexsort((np.arange(len(names)), names, rank))
 
 
@@ -72,8 +72,8 @@ def _by_job(run: RunData, work: Work, slug: str, whose: str) -> Figure:
     unit = time_unit(float(work.end.max(initial=0.0)))
     rows = [f"{classes[client]} {client}".strip() for client in order]
     spans = Spans(rows, row_of[work.client], work.start / unit[0], work.end / unit[0], work.base, work.staleness, work.status)
-    note = "A bar is a job, from the dispatch to the answer; its color says how many versions it was behind when it came."
-    note += run.sampled
+    note = "Each bar is a job, from dispatch to arrival. The color is its staleness on arrival, in versions."
+    note += run.sampling_note
     height = 150 + 16 * len(rows)
     return Figure(
         slug, f"Who trained when: {whose}", f"{run.clock} {unit[1]}", "client", [spans], note, wide=True, height=height
@@ -81,7 +81,7 @@ def _by_job(run: RunData, work: Work, slug: str, whose: str) -> Figure:
 
 
 def _by_row(run: RunData, work: Work, slug: str, whose: str) -> Figure:
-    """Clients of one class share rows; a cell's color is the part of its time that its clients were at work."""
+    """A heat map of groups of clients by time; the color is the share of its clients that were training."""
     groups = _groups(run)
     end = float(work.end.max(initial=1.0)) or 1.0
     unit = time_unit(end)
@@ -94,18 +94,18 @@ def _by_row(run: RunData, work: Work, slug: str, whose: str) -> Figure:
     for number, (_, clients) in enumerate(groups):
         mine = row == number
         worked = np.clip(edges[:, None] - work.start[mine], 0.0, work.end[mine] - work.start[mine]).sum(axis=1)
-        busy[number] = run.every * np.diff(worked) / (np.diff(edges) * len(clients))  # a job stands for so many
+        busy[number] = run.record_every * np.diff(worked) / (np.diff(edges) * len(clients))  # scaled up from the sample
     column = np.clip((work.end / end * COLUMNS).astype(int), 0, COLUMNS - 1)
-    told = {name: _counted(row, column, np.array([s == name for s in work.status]), shape) for name in STATUSES}
-    came = np.array([status == "accepted" for status in work.status])
+    hover = {name: _counted(row, column, np.array([s == name for s in work.status]), shape) for name in STATUSES}
+    accepted = np.array([status == "accepted" for status in work.status])
     summed = np.zeros(shape)
-    np.add.at(summed, (row[came], column[came]), work.staleness[came])
-    told["mean staleness"] = np.round(summed / np.maximum(told["accepted"], 1), 1)
+    np.add.at(summed, (row[accepted], column[accepted]), work.staleness[accepted])
+    hover["mean staleness"] = np.round(summed / np.maximum(hover["accepted"], 1), 1)
     middles = (edges[:-1] + edges[1:]) / 2 / unit[0]
-    heat = Heat(middles, [label for label, _ in groups], busy, "share of clients at work", told=told)
+    heat = HeatMap(middles, [label for label, _ in groups], busy, "share of clients training", hover=hover)
     note = (
-        f"{run.num_clients:,} clients, {len(work.client):,} jobs: a row is many of one class; point at a cell for its arrivals."
-        f"{run.sampled}"
+        f"{run.num_clients:,} clients, {len(work.client):,} jobs. Each row is a group of clients of one class; "
+        f"hover over a cell for its counts of arrivals.{run.sampling_note}"
     )
     return Figure(
         slug,
@@ -126,7 +126,7 @@ def _counted(row: Ints, column: Ints, chosen: "np.ndarray[tuple[int], np.dtype[n
 
 
 def _groups(run: RunData) -> list[tuple[str, Ints]]:
-    """At most some ROWS groups of clients of one class each, every class with at least one row."""
+    """About ``ROWS`` groups of clients: each within one runtime class, each class with at least one group."""
     order = order_of(run)
     names = np.array(run.classes)[order] if run.classes else np.full(len(order), "")
     edges = [0, *(np.flatnonzero(names[1:] != names[:-1]) + 1).tolist(), len(order)]
@@ -148,35 +148,36 @@ def clients_section(methods: list[Method]) -> Section:
     figures = [*shown, *(figure for figure in (_staleness(methods), _participation(methods)) if figure is not None)]
     runs = [run for method in methods for run in method.runs]
     if any("num_clients" in run.clients for run in runs):
-        missing.append("shares of the data and of the updates, client by client: there are too many clients to name them all")
+        missing.append("participation by client (too many clients to record them one by one)")
     elif not any(run.classes for run in runs):
-        missing.append("staleness by runtime class and shares of the data: these records do not say who the clients are")
-    intro = "Equal schedules are drawn once: at one seed, methods that do not wait see the same clients at the same times."
-    samples = sorted({run.every for run in runs if run.every > 1})
+        missing.append("staleness by runtime class and participation (the records have no client classes or data sizes)")
+    intro = "Methods with identical schedules share one timeline: for a given seed, asynchronous methods see the same clients "
+    intro += "at the same times."
+    samples = sorted({run.record_every for run in runs if run.record_every > 1})
     if samples:
-        which = ", ".join(f"{every:,}" for every in samples)
-        intro += f" Records here are samples of one job in {which}: figures of jobs are of these, counts are of all."
+        rates = ", ".join(f"{every:,}" for every in samples)
+        intro += f" Some records are samples of one job in {rates}: figures of jobs show the sample, counts include all jobs."
     return Section("clients", "Clients", intro, figures, [*_faults(methods), *_privacy(methods)], missing=missing)
 
 
 def _timelines(methods: list[Method]) -> tuple[list[Figure], list[str]]:
-    """One for each schedule among the methods' first seeds."""
+    """A timeline of each distinct schedule among the methods' first seeds, and notes on what is left out."""
     drawn: dict[bytes, tuple[RunData, list[str]]] = {}
     for method in methods:
         run = next((run for run in method.runs if len(run.dispatches.number)), method.runs[0])
         drawn.setdefault(run.schedule, (run, []))[1].append(method.label)
     figures, missing = [], []
-    for place, (run, labels) in enumerate(drawn.values()):
-        if place == MOST_TIMELINES:
-            missing.append(f"{len(drawn) - place} more timelines: give `fedecho report` fewer runs to see them")
+    for index, (run, labels) in enumerate(drawn.values()):
+        if index == MOST_TIMELINES:
+            missing.append(f"{len(drawn) - index} more timelines (pass fewer runs to `fedecho report` to see them)")
             break
         more = f" and {len(labels) - MOST_NAMES} more" if len(labels) > MOST_NAMES else ""
         whose = f"{', '.join(labels[:MOST_NAMES])}{more}, seed {run.seed}"
-        found = timeline(run, f"timeline-{place + 1}", whose)
-        if found is None:
-            missing.append(f"the timeline of {run.folder.name}: its record does not say when jobs began")
+        figure = timeline(run, f"timeline-{index + 1}", whose)
+        if figure is None:
+            missing.append(f"the timeline of {run.folder.name} (no dispatches are recorded)")
         else:
-            figures.append(found)
+            figures.append(figure)
     return figures, missing
 
 
@@ -185,29 +186,31 @@ def _ordered(names: set[str]) -> list[str]:
 
 
 def _staleness(methods: list[Method]) -> Figure | None:
-    """Shares of the accepted updates, over all runs that are shown."""
+    """A histogram of the staleness of accepted updates over all runs, by runtime class."""
     by_class: dict[str, list[int]] = {}
     for run in (run for method in methods for run in method.runs if run.clients):
         staleness, kind = run.jobs.staleness[run.jobs.accepted], run.jobs.kind[run.jobs.accepted]
-        for place, name in enumerate(run.jobs.kinds):
-            if (kind == place).any():
-                by_class.setdefault(name, []).extend(staleness[kind == place].tolist())
+        for index, name in enumerate(run.jobs.kinds):
+            if (kind == index).any():
+                by_class.setdefault(name, []).extend(staleness[kind == index].tolist())
     if not by_class:
         return None
     edges = _bins(max(max(values) for values in by_class.values()))
     labels = [str(a) if b == a + 1 else f"{a} to {b - 1}" for a, b in pairwise(edges)]
     marks = []
-    for place, name in enumerate(_ordered(set(by_class))):
+    for index, name in enumerate(_ordered(set(by_class))):
         counts = np.histogram(by_class[name], edges)[0]
         label = f"{name}, mean {np.mean(by_class[name]):.1f}"
-        marks.append(Bars(label, labels, counts / counts.sum(), color_of(name, place)))
-    note = "How many versions behind an update was when it came, as shares of its class's updates."
-    note += next((run.sampled for method in methods for run in method.runs if run.sampled), "")
-    return Figure("staleness-by-class", "Staleness by runtime class", "staleness, versions", "share", marks, note, percent=True)
+        marks.append(Bars(label, labels, counts / counts.sum(), color_of(name, index)))
+    note = "Staleness of accepted updates on arrival; shares add up to 100 % within each class."
+    note += next((run.sampling_note for method in methods for run in method.runs if run.sampling_note), "")
+    return Figure(
+        "staleness-by-class", "Staleness by runtime class", "staleness (versions)", "share", marks, note, percent=True
+    )
 
 
 def _bins(most: int) -> list[int]:
-    """Single values first, then ever wider ones: at most some fifteen."""
+    """Edges of about fifteen bins at most: single values first, then wider and wider ones."""
     edges, width = list(range(min(most, 5) + 2)), 2
     while edges[-1] <= most:
         edges.append(edges[-1] + width)
@@ -221,22 +224,22 @@ def _participation(methods: list[Method]) -> Figure | None:
     if not len(examples) or not jobs.accepted.any():
         return None
     reported = np.bincount(jobs.client[jobs.accepted], minlength=len(examples))
-    data, heard = examples / max(examples.sum(), 1), reported / reported.sum()
+    data_share, update_share = examples / max(examples.sum(), 1), reported / reported.sum()
     classes = np.array(run.classes or [""] * len(examples))
     kept = np.unique(np.linspace(0, len(examples) - 1, MOST_DOTS).astype(int))
-    most = float(max(data.max(), heard.max()))
+    largest = float(max(data_share.max(), update_share.max()))
     marks: list[Mark] = [
-        Line("in proportion", np.array([0, 100 * most]), np.array([0, most]), "#888888", dash=True, quiet=True)
+        Curve("proportional", np.array([0, 100 * largest]), np.array([0, largest]), "#888888", dash=True, is_reference=True)
     ]
-    for place, name in enumerate(_ordered(set(classes.tolist()))):
+    for index, name in enumerate(_ordered(set(classes.tolist()))):
         mine = kept[classes[kept] == name]
         text = [f"client {client}: {reported[client]} updates, {examples[client]} examples" for client in mine]
-        marks.append(Dots(name or "clients", 100 * data[mine], heard[mine], color_of(name, place), text))
-    note = "A dot is a client. Below the dashed line it is heard less than its share of the data."
+        marks.append(Dots(name or "clients", 100 * data_share[mine], update_share[mine], color_of(name, index), text))
+    note = "Each dot is a client. Clients below the dashed line contribute less than their share of the data."
     if len(kept) < len(examples):
-        note += f" {len(kept)} of {len(examples):,} clients are drawn."
-    title = f"Who is heard ({methods[0].label}, seed {run.seed})"
-    return Figure("participation", title, "share of the data, %", "share of the updates", marks, note, percent=True)
+        note += f" {len(kept)} of {len(examples):,} clients are shown."
+    title = f"Participation ({methods[0].label}, seed {run.seed})"
+    return Figure("participation", title, "share of the data (%)", "share of the updates", marks, note, percent=True)
 
 
 def _faults(methods: list[Method]) -> list[Table]:
@@ -246,20 +249,20 @@ def _faults(methods: list[Method]) -> list[Table]:
         for run in method.runs:
             reasons.update(run.reasons)
         rows += [[method.label, reason, str(count)] for reason, count in reasons.most_common(10)]
-    return [Table(("method", "lost or rejected because", "times"), rows)] if rows else []
+    return [Table(("method", "lost or rejected because", "count"), rows)] if rows else []
 
 
 def _privacy(methods: list[Method]) -> list[Table]:
-    """What each private run has cost its clients."""
+    """The privacy budget that each private run has spent."""
     rows = []
     for method in methods:
         for run in method.runs:
             spent = run.summary.privacy if run.summary else None
             if spent:
-                told = (f"{spent['largest_epsilon']:.2f}", f"{_median_epsilon(spent):.2f}", f"{spent['delta']:g}")
-                rows.append([method.label, str(run.seed), *told])
+                budget = (f"{spent['largest_epsilon']:.2f}", f"{_median_epsilon(spent):.2f}", f"{spent['delta']:g}")
+                rows.append([method.label, str(run.seed), *budget])
     head = ("method", "seed", "largest epsilon of a client", "median epsilon", "delta")
-    return [Table(head, rows, "Differential privacy, over the reports each client made.")] if rows else []
+    return [Table(head, rows, "Differential privacy spent by each client over all its reports.")] if rows else []
 
 
 def _median_epsilon(spent: Spent) -> float:

@@ -1,4 +1,4 @@
-"""Figures as the JSON that plotly.js draws."""
+"""Converts figures to the JSON that plotly.js draws."""
 
 from collections.abc import Callable
 from html import escape
@@ -6,22 +6,27 @@ from typing import Any
 
 import numpy as np
 
-from fedecho.report.spec import STALENESS, Bars, Dots, Figure, Floats, Heat, Line, Mark, Spans
+from fedecho.report.spec import STALENESS, Bars, Curve, Dots, Figure, Floats, HeatMap, Mark, Spans
 
 Json = dict[str, Any]
 DIGITS = 5
 
 
 def figure_json(figure: Figure) -> Json:
-    """The traces and the layout; spans travel as plain columns and become traces in the page."""
-    drawn: dict[type[Any], Callable[[Any, Figure], list[Json]]] = {Line: _line, Dots: _dots, Bars: _bars, Heat: _heat}
-    traces = [trace for mark in figure.marks if type(mark) in drawn for trace in drawn[type(mark)](mark, figure)]
+    """Traces and layout of a figure. Spans are sent as columns; the page turns them into traces."""
+    convert: dict[type[Any], Callable[[Any, Figure], list[Json]]] = {
+        Curve: _curve,
+        Dots: _dots,
+        Bars: _bars,
+        HeatMap: _heat_map,
+    }
+    traces = [trace for mark in figure.marks if type(mark) in convert for trace in convert[type(mark)](mark, figure)]
     spans = [_spans(mark) for mark in figure.marks if isinstance(mark, Spans)]
     return {"slug": figure.slug, "traces": traces, "layout": _layout(figure), "spans": spans}
 
 
 def numbers(values: Any) -> list[Any]:
-    """Five digits are more than a screen shows; what is no number is null."""
+    """Rounds to five digits, more than a screen can show; NaN and infinity become null."""
     if getattr(values, "ndim", 1) > 1:
         return [numbers(row) for row in values]
     return [_short(float(value)) for value in values]
@@ -37,21 +42,21 @@ def _short(value: float) -> float | int | None:
 def _layout(figure: Figure) -> Json:
     y: Json = {"title": {"text": figure.y_label, "standoff": 12}, "automargin": True}
     x: Json = {"title": {"text": figure.x_label, "standoff": 8}, "automargin": True}
-    heat, spans = _has(figure, Heat), _has(figure, Spans)
+    heat, spans = _has(figure, HeatMap), _has(figure, Spans)
     if heat or spans:
         y |= {"autorange": "reversed", "showgrid": False}
         x |= {"showgrid": not heat}
     elif figure.percent:
         y["tickformat"] = ".2~%"
-        y["autorangeoptions"] = {"minallowed": -0.03, "maxallowed": 1.03}  # a single point's own range would reach 150 %
+        y["autorangeoptions"] = {"minallowed": -0.03, "maxallowed": 1.03}  # autorange of a single point would reach 150 %
     if heat and not _has(figure, Spans):
         y["type"] = "category"
-        first = next(mark for mark in figure.marks if isinstance(mark, Heat))
+        first = next(mark for mark in figure.marks if isinstance(mark, HeatMap))
         x |= {} if isinstance(first.x, np.ndarray) else {"type": "category"}
     if _has(figure, Bars):
         x["type"] = "category"
-    lines = _has(figure, Line) and not _has(figure, Dots)
-    layout: Json = {"xaxis": x, "yaxis": y, "height": figure.height, "hovermode": "x unified" if lines else "closest"}
+    has_curves = _has(figure, Curve) and not _has(figure, Dots)
+    layout: Json = {"xaxis": x, "yaxis": y, "height": figure.height, "hovermode": "x unified" if has_curves else "closest"}
     if figure.stacked:
         layout["barmode"] = "stack"
     return layout
@@ -61,15 +66,15 @@ def _has(figure: Figure, kind: type[Mark]) -> bool:
     return any(isinstance(mark, kind) for mark in figure.marks)
 
 
-def _line(mark: Line, figure: Figure) -> list[Json]:
+def _curve(mark: Curve, figure: Figure) -> list[Json]:
     x = numbers(mark.x)
-    alone = len(x) == 1  # no line can be drawn through one point
-    shared: Json = {"x": x, "type": "scatter", "mode": "markers" if alone else "lines", "legendgroup": mark.name}
+    is_single = len(x) == 1  # a single point is drawn as a marker
+    shared: Json = {"x": x, "type": "scatter", "mode": "markers" if is_single else "lines", "legendgroup": mark.name}
     hover = "%{y:.1%}" if figure.percent else "%{y:.4~g}"
-    stroke: Json = {"color": mark.color, "width": 1 if mark.quiet else 2, "dash": "dash" if mark.dash else "solid"}
+    stroke: Json = {"color": mark.color, "width": 1 if mark.is_reference else 2, "dash": "dash" if mark.dash else "solid"}
     main = shared | {"name": escape(mark.name), "y": numbers(mark.y), "line": stroke, "hovertemplate": hover}
-    main |= {"marker": {"color": mark.color, "size": 8}} if alone else {}
-    if mark.quiet:
+    main |= {"marker": {"color": mark.color, "size": 8}} if is_single else {}
+    if mark.is_reference:
         main |= {"showlegend": False, "hoverinfo": "skip", "hovertemplate": None}
     if mark.low is None or mark.high is None:
         return [main]
@@ -80,7 +85,7 @@ def _line(mark: Line, figure: Figure) -> list[Json]:
 
 
 def _faint(color: str) -> str:
-    red, green, blue = (int(color[place : place + 2], 16) for place in (1, 3, 5))
+    red, green, blue = (int(color[start : start + 2], 16) for start in (1, 3, 5))
     return f"rgba({red},{green},{blue},0.18)"
 
 
@@ -103,7 +108,7 @@ def _bars(mark: Bars, figure: Figure) -> list[Json]:
     return [trace | {"hovertemplate": hover}]
 
 
-def _heat(mark: Heat, figure: Figure) -> list[Json]:
+def _heat_map(mark: HeatMap, figure: Figure) -> list[Json]:
     value = "%{z:.1%}" if figure.percent else "%{z:.3~g}"
     hover = f"%{{y}}, {figure.x_label} %{{x}}<br>{mark.unit} {value}"
     bar = {"title": {"text": mark.unit, "side": "right"}, "thickness": 12, "outlinewidth": 0}
@@ -111,14 +116,14 @@ def _heat(mark: Heat, figure: Figure) -> list[Json]:
         bar["tickformat"] = ".0%"
     x = numbers(mark.x) if isinstance(mark.x, np.ndarray) else list(mark.x)
     trace: Json = {"type": "heatmap", "x": x, "y": [escape(label) for label in mark.y], "z": numbers(mark.z), "colorbar": bar}
-    trace |= {"colorscale": "Viridis", "zmin": 0, "hoverongaps": False, "xgap": 1 if mark.shown else 0, "ygap": 1}
-    if mark.high is not None:
-        trace["zmax"] = mark.high
-    if mark.shown:
+    trace |= {"colorscale": "Viridis", "zmin": 0, "hoverongaps": False, "xgap": 1 if mark.annotated else 0, "ygap": 1}
+    if mark.z_max is not None:
+        trace["zmax"] = mark.z_max
+    if mark.annotated:
         trace |= {"texttemplate": "%{z:.0%}" if figure.percent else "%{z:.3~g}"}
-    if mark.told:
-        trace["customdata"] = numbers(np.stack(list(mark.told.values()), axis=-1))
-        hover += "".join(f"<br>{name} %{{customdata[{place}]}}" for place, name in enumerate(mark.told))
+    if mark.hover:
+        trace["customdata"] = numbers(np.stack(list(mark.hover.values()), axis=-1))
+        hover += "".join(f"<br>{name} %{{customdata[{index}]}}" for index, name in enumerate(mark.hover))
     return [trace | {"hovertemplate": hover + "<extra></extra>"}]
 
 

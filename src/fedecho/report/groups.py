@@ -14,30 +14,30 @@ from fedecho.runs.identity import MODEL_FILES
 from fedecho.runs.record_schema import Header
 
 Settings = dict[str, Any]
-FOLLOWS = "the run's"
-"""What a part's seed is called that is the run's own."""
-PLACES = {"bank_dir", "bank_memory", "client_memory", "client_memory_dir", "memory", "memory_dir"}
-"""Where things lie, which changes no result; a text, or null by default."""
+RUN_SEED = "the run's"
+"""Stands for the seed of a part that equals the run's seed."""
+LOCATIONS = {"bank_dir", "bank_memory", "client_memory", "client_memory_dir", "memory", "memory_dir"}
+"""Settings that name a storage location and change no result."""
 NAMES = {cls.__name__: name for choices in CHOICES.values() for name, cls in choices.items()}
 
 
 @dataclass(frozen=True)
 class Group:
-    """The runs of one experiment, one for each seed, in the order of the seeds."""
+    """The runs of one experiment, one per seed, sorted by seed."""
 
     settings: Settings
     runs: tuple[RunData, ...]
     repeated: tuple[RunData, ...]
-    """Runs of a seed that another run stands for; they count nowhere."""
+    """Further runs of a seed that is already in ``runs``; they are not counted."""
 
 
 def grouped(runs: list[RunData]) -> list[Group]:
-    """In the order of their first runs."""
+    """Groups runs by experiment, in the order of their first runs."""
     groups: dict[str, tuple[Settings, list[RunData]]] = {}
     for run in runs:
-        settings = _followed(_settings_of(run), run.seed)
+        settings = _without_run_seed(_settings_of(run), run.seed)
         groups.setdefault(key_of(settings), (settings, []))[1].append(run)
-    return [_group(settings, found) for settings, found in _joined(list(groups.values()))]
+    return [_group(settings, found) for settings, found in _merged(list(groups.values()))]
 
 
 def _group(settings: Settings, found: list[RunData]) -> Group:
@@ -51,59 +51,50 @@ def _group(settings: Settings, found: list[RunData]) -> Group:
 
 
 def _rank(run: RunData) -> tuple[bool, int, float, str]:
-    """Of equal seeds that run counts which is finished, else has come furthest; then the one that began last."""
-    return run.summary is not None, run.version, _began(run), str(run.folder)
+    """Sort key among runs of one seed: finished runs first, then by version reached, then by start time."""
+    return run.summary is not None, run.version, _start_time(run), str(run.folder)
 
 
-def _began(run: RunData) -> float:
+def _start_time(run: RunData) -> float:
     try:
-        began = datetime.fromisoformat(run.header.get("started", ""))
-        return (began if began.tzinfo else began.replace(tzinfo=UTC)).timestamp()
+        started = datetime.fromisoformat(run.header.get("started", ""))
+        return (started if started.tzinfo else started.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError):
         return 0.0
 
 
 def _settings_of(run: RunData) -> Settings:
-    """All by which its experiment differs from another one, by dotted path. How it was computed, and where, is none of it."""
+    """Everything that identifies the experiment, by dotted path. Excludes how and where it was computed."""
     header = run.header
     config, parts = header["config"], header.get("parts")
-    told: Settings = {"method": run.algorithm, "name": header["name"]}
-    if config is None and parts is None:  # an old record, of a user's own parts: what it ran, it does not say
-        return told | {"folder": str(run.folder.resolve())}
+    settings: Settings = {"method": run.algorithm, "name": header["name"]}
     flat = _flat((_as_parts(config) if config is not None else {}) | (parts or {})) | (header.get("attributes") or {})
     if config is None:
         flat |= {key: header.get(key) for key in ("num_params", "num_unlabeled")}
-    kept = {key: value for key, value in flat.items() if not _is_place(key, value, header)}
-    return told | kept | {"num_versions": header["num_versions"], "clock": run.clock} | _files(header)
+    kept = {key: value for key, value in flat.items() if not _is_location(key, value, header)}
+    return settings | kept | {"num_versions": header["num_versions"], "clock": run.clock} | _files(header)
 
 
 def _as_parts(config: dict[str, Any]) -> dict[str, Any]:
-    """A configuration as a header describes a user's own parts, with the defaults of what it leaves out, so that both compare."""
+    """A configuration with its defaults filled in, in the form in which headers describe custom parts, so that both compare."""
     try:
         tree: dict[str, Any] = described(from_config(config))
         return tree
-    except (
-        ValueError,
-        TypeError,
-        OSError,
-        ArithmeticError,
-        LookupError,
-        RecursionError,
-    ):  # of another fedecho, or of a strategy in Flower
-        return config
+    except (ValueError, TypeError, OSError, ArithmeticError, LookupError, RecursionError):
+        return config  # written by another version of fedecho, or by an AsyncStrategy
 
 
 def _files(header: Header) -> Settings:
-    """The digests of the files it read."""
-    told = {name: digest.split()[0] for name, digest in (header.get("inputs") or {}).items() if digest.split()}
+    """The digests of the input files."""
+    digests = {name: digest.split()[0] for name, digest in (header.get("inputs") or {}).items() if digest.split()}
     model, trace = (header.get("notes") or {}).get(MODEL_FILES), header.get("trace_sha256")
-    told |= {MODEL_FILES: str(model).partition(",")[0]} if model is not None else {}
-    return told | ({"runtimes.trace": trace} if trace is not None else {})
+    digests |= {MODEL_FILES: str(model).partition(",")[0]} if model is not None else {}
+    return digests | ({"runtimes.trace": trace} if trace is not None else {})
 
 
-def _is_place(key: str, value: Any, header: Header) -> bool:
+def _is_location(key: str, value: Any, header: Header) -> bool:
     name = key.rpartition(".")[2]
-    if key in ("seed", "record_every") or (name in PLACES and (value is None or isinstance(value, str))):
+    if key in ("seed", "record_every") or (name in LOCATIONS and (value is None or isinstance(value, str))):
         return True
     return key == "task.data_dir" and (header["config"] is not None or bool(header.get("inputs")))
 
@@ -123,17 +114,20 @@ def _is_seed(key: str) -> bool:
     return key.endswith((".seed", "_seed"))
 
 
-def _followed(settings: Settings, seed: int) -> Settings:
-    return {key: FOLLOWS if _is_seed(key) and value == seed else value for key, value in settings.items()}
+def _without_run_seed(settings: Settings, seed: int) -> Settings:
+    return {key: RUN_SEED if _is_seed(key) and value == seed else value for key, value in settings.items()}
 
 
-def _joined(groups: list[tuple[Settings, list[RunData]]]) -> list[tuple[Settings, list[RunData]]]:
-    """A seed's only run whose parts have its own seed may be one of those in which they have that seed throughout."""
+def _merged(groups: list[tuple[Settings, list[RunData]]]) -> list[tuple[Settings, list[RunData]]]:
+    """Merges a group of one seed, whose parts use the run's seed, into a group whose parts have that seed fixed.
+
+    From a single seed it is not clear whether a part follows the run's seed or was fixed to the same number.
+    """
     for settings, found in groups:
         seed = found[0].seed
-        if FOLLOWS not in settings.values() or any(run.seed != seed for run in found):
+        if RUN_SEED not in settings.values() or any(run.seed != seed for run in found):
             continue
-        fixed = {key: seed if value == FOLLOWS and _is_seed(key) else value for key, value in settings.items()}
+        fixed = {key: seed if value == RUN_SEED and _is_seed(key) else value for key, value in settings.items()}
         fits = [other for other in groups if other[1] is not found and _fits(other[0], fixed, settings)]
         if fits:
             fits[0][1].extend(found)
@@ -146,7 +140,7 @@ def _fits(there: Settings, fixed: Settings, own: Settings) -> bool:
 
 
 def key_of(value: Any) -> str:
-    """Equal for equal settings: 1 is 1.0."""
+    """A key that is equal for equal settings; 1 equals 1.0."""
     return json.dumps(_number(value), sort_keys=True)
 
 
@@ -159,18 +153,18 @@ def _number(value: Any) -> Any:
 
 
 MOST_SETTINGS, MOST_CHARACTERS = 4, 28
-"""Of a label: so many settings, unless more are needed, and so much of a value's text."""
+"""Limits of a label: the number of settings, unless more are needed to be unique, and the length of a value."""
 DERIVED = ("num_params", "num_unlabeled")
-"""They differ because something else does, and are named where nothing else tells."""
+"""Consequences of other settings, named only if nothing else distinguishes two methods."""
 
 
 @dataclass(frozen=True)
 class Label:
     text: str
     settings: dict[str, str] = field(default_factory=dict)
-    """All in which it differs from others of its name."""
-    unnamed: int = 0
-    """How many of these the text has no room for."""
+    """All settings that differ from other methods of the same name."""
+    num_omitted: int = 0
+    """The number of settings that the text leaves out."""
 
 
 def labels_of(groups: list[Group]) -> list[Label]:
@@ -188,13 +182,13 @@ def labels_of(groups: list[Group]) -> list[Label]:
     return [
         label
         if texts.count(label.text) == 1
-        else Label(f"{label.text} [{group.runs[0].folder}]", label.settings, label.unnamed)
+        else Label(f"{label.text} [{group.runs[0].folder}]", label.settings, label.num_omitted)
         for label, group in zip(labels, groups, strict=True)
     ]
 
 
 def _labels(name: str, every: list[Settings]) -> list[Label]:
-    """Of methods of one name: with the same settings named in each, those without which two would have one label first."""
+    """Labels for methods of one name. All list the same settings, first those needed to make the labels unique."""
     needed, further = _differing(every)
     differing = [*needed, *further]
     named = set(differing[: max(MOST_SETTINGS, len(needed))])
@@ -202,36 +196,38 @@ def _labels(name: str, every: list[Settings]) -> list[Label]:
     words = _words(differing)
     labels = []
     for settings in every:
-        told = {key: _said(settings[key]) for key in sorted(differing, key=order.index) if key in settings}
-        shown = ", ".join(f"{words[key]} {value}" for key, value in told.items() if key in named)
+        values = {key: _short_text(settings[key]) for key in sorted(differing, key=order.index) if key in settings}
+        shown = ", ".join(f"{words[key]} {value}" for key, value in values.items() if key in named)
         text = f"{name} ({shown})" if shown else name
-        labels.append(Label(text, {words[key]: value for key, value in told.items()}, len(differing) - len(named)))
+        labels.append(Label(text, {words[key]: value for key, value in values.items()}, len(differing) - len(named)))
     return labels
 
 
 def _differing(every: list[Settings]) -> tuple[list[str], list[str]]:
-    """The settings that tell all of them apart, as few as do, and all others in which they differ.
+    """A small set of settings that distinguishes all of ``every``, and all other settings that differ.
 
-    What only one class of a part has is none of these others: its class says more.
+    The latter exclude settings that only one class of a part has, since the class itself is listed.
     """
-    keys = dict.fromkeys(key for settings in every for key in settings if key not in ("method", "name", "folder"))
+    keys = dict.fromkeys(key for settings in every for key in settings if key not in ("method", "name"))
     columns = {key: [key_of(settings[key]) if key in settings else None for settings in every] for key in keys}
-    found = [key for key, column in columns.items() if len(set(column)) > 1]
-    found.sort(key=lambda key: (None in columns[key], key in DERIVED))  # those that all have first
+    differing = [key for key, column in columns.items() if len(set(column)) > 1]
+    differing.sort(key=lambda key: (None in columns[key], key in DERIVED))  # settings that all methods have come first
     needed: list[str] = []
-    while found:
-        apart = len(set(zip(*(columns[key] for key in needed), strict=True))) if needed else 1
-        best = max(found, key=lambda key: len(set(zip(*(columns[each] for each in (*needed, key)), strict=True))))
-        if len(set(zip(*(columns[each] for each in (*needed, best)), strict=True))) <= apart:
+    while differing:
+        num_distinct = len(set(zip(*(columns[key] for key in needed), strict=True))) if needed else 1
+        best = max(differing, key=lambda key: len(set(zip(*(columns[each] for each in (*needed, key)), strict=True))))
+        if len(set(zip(*(columns[each] for each in (*needed, best)), strict=True))) <= num_distinct:
             break
         needed.append(best)
-        found.remove(best)
-    parts = [key.removesuffix("class") for key in (*needed, *found) if key.endswith(".class")]
-    return needed, [key for key in found if key not in DERIVED and not (None in columns[key] and key.startswith(tuple(parts)))]
+        differing.remove(best)
+    parts = [key.removesuffix("class") for key in (*needed, *differing) if key.endswith(".class")]
+    return needed, [
+        key for key in differing if key not in DERIVED and not (None in columns[key] and key.startswith(tuple(parts)))
+    ]
 
 
 def _words(keys: list[str]) -> dict[str, str]:
-    """As short as tells them apart: ``client_lr`` of ``local.client_lr``. A part is named by its class, a part's seed with it."""
+    """The shortest unique suffix of each dotted path: ``client_lr`` for ``local.client_lr``. Seeds keep the part's name."""
     paths = {key: key.removesuffix(".class").split(".") for key in keys}
     words = {}
     for key, path in paths.items():
@@ -242,7 +238,7 @@ def _words(keys: list[str]) -> dict[str, str]:
     return words
 
 
-def _said(value: Any) -> str:
+def _short_text(value: Any) -> str:
     if isinstance(value, str):
         text = value[:8] if re.fullmatch(r"[0-9a-f]{32,}", value) else value.replace("<locals>.", "")
     else:

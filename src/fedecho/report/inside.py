@@ -1,4 +1,4 @@
-"""FedEcho's teachers and student over time, what the server pays, and where the runs came from."""
+"""The sections on distillation in FedEcho, on the server's costs, and on the provenance of the runs."""
 
 import json
 from collections import Counter
@@ -9,86 +9,96 @@ import numpy as np
 from fedecho.report.clients import MOST_CLIENTS, order_of
 from fedecho.report.load import RunData
 from fedecho.report.methods import Method, having
-from fedecho.report.spec import Bars, Figure, Heat, Line, Section, Table
+from fedecho.report.spec import Bars, Curve, Figure, HeatMap, Section, Table
 
 METRICS = (
-    ("teacher_entropy", "Teacher entropy", "H, 0 certain to 1 uniform", "The mean entropy of the mean teacher on U."),
-    ("soft_weight", "Soft weight", "alpha", "How much of the loss copies the teacher softly; the rest takes its labels."),
+    (
+        "teacher_entropy",
+        "Teacher entropy",
+        "H (0 certain, 1 uniform)",
+        "Mean normalized entropy of the averaged teacher on the unlabeled data.",
+    ),
+    ("soft_weight", "Soft weight", "alpha", "Weight of the teacher's soft labels in the loss; the rest uses its hard labels."),
     ("distillation_loss", "Distillation loss", "mean over a version's steps", ""),
-    ("clipped_share", "Clipping", "share of steps clipped", "How many of the distillation's gradients were longer than nu."),
-    ("distill_grad_norm", "Gradient of the distillation", "norm before clipping", ""),
-    ("teacher_age", "Mean age of the teachers", "versions", "How long ago clients were heard last, on average."),
+    ("clipped_share", "Clipping", "share of steps clipped", "Share of distillation steps whose gradient norm exceeds nu."),
+    ("distill_grad_norm", "Distillation gradient", "norm before clipping", ""),
+    ("teacher_age", "Mean teacher age", "versions", "Average number of versions since each client's last update."),
 )
 COLUMNS = 160
 
 
 def echo_section(methods: list[Method]) -> Section | None:
-    """None where no run distilled."""
-    teaching = [method for method in methods if any("num_teachers" in line for run in method.runs for line in run.versions[:1])]
-    if not teaching:
+    """The section on distillation, or None if no run distilled."""
+    distilling = [
+        method for method in methods if any("num_teachers" in line for run in method.runs for line in run.versions[:1])
+    ]
+    if not distilling:
         return None
     figures = []
     for name, title, y_label, note in METRICS:
-        lines = [line for method in teaching if (line := method.line([run.metric(name) for run in method.runs])) is not None]
-        if lines:
-            figures.append(Figure(f"echo-{name.replace('_', '-')}", title, "version", y_label, lines, note, height=270))
-    run = teaching[0].runs[0]
-    if run.every > 1:
-        missing = [f"how old each teacher is: the record is a sample, one job in {run.every:,}"]
+        curves = [
+            curve for method in distilling if (curve := method.curve([run.metric(name) for run in method.runs])) is not None
+        ]
+        if curves:
+            figures.append(Figure(f"echo-{name.replace('_', '-')}", title, "version", y_label, curves, note, height=270))
+    run = distilling[0].runs[0]
+    if run.record_every > 1:
+        missing = [f"teacher age by client (the record is a sample of one job in {run.record_every:,})"]
         return Section("echo", "Inside FedEcho", figures=figures, missing=missing)
-    ages = _ages(teaching[0], run)
+    ages = _ages(distilling[0], run)
     return Section("echo", "Inside FedEcho", figures=[*figures, ages] if ages else figures)
 
 
 def _ages(method: Method, run: RunData) -> Figure | None:
-    """By client and version: how many versions ago it was heard last, white before it was heard at all."""
+    """A heat map of teacher age by client and version, empty before a client's first update."""
     if not run.versions or not run.jobs.accepted.any():
         return None
     last_version = int(run.versions[-1]["version"])
     shown = np.unique(np.linspace(1, last_version, min(COLUMNS, last_version)).astype(int))
     accepted = run.jobs.accepted
-    client, heard = run.jobs.client[accepted], (run.jobs.base + run.jobs.staleness)[accepted]
+    client, version = run.jobs.client[accepted], (run.jobs.base + run.jobs.staleness)[accepted]
     rows = _chosen(run)
     table = np.full((len(rows), len(shown)), np.nan)
     for row, who in enumerate(rows):
-        mine = np.sort(heard[client == who])
-        place = np.searchsorted(mine, shown, side="left") - 1  # heard at version v speaks from v + 1 on
-        known = place >= 0
-        table[row, known] = shown[known] - 1 - mine[place[known]]
+        mine = np.sort(version[client == who])
+        latest = np.searchsorted(mine, shown, side="left") - 1  # an update accepted at version v counts from v + 1
+        has_teacher = latest >= 0
+        table[row, has_teacher] = shown[has_teacher] - 1 - mine[latest[has_teacher]]
     labels = [f"{run.classes[who] if run.classes else ''} {who}".strip() for who in rows]
-    note = "A bright row is a teacher that speaks with an old voice; empty until a client is heard for the first time."
+    note = "Bright cells are stale teachers. A row is empty until the client's first update is accepted."
     if len(rows) < run.num_clients:
-        note += f" {len(rows)} of {run.num_clients:,} clients are drawn."
-    heat = Heat(shown.astype(np.float64), labels, table, "age, versions")
-    title = f"How old each teacher is ({method.label}, seed {run.seed})"
+        note += f" {len(rows)} of {run.num_clients:,} clients are shown."
+    heat = HeatMap(shown.astype(np.float64), labels, table, "age (versions)")
+    title = f"Teacher age by client ({method.label}, seed {run.seed})"
     return Figure("teacher-ages", title, "version", "client", [heat], note, wide=True, height=160 + 13 * len(rows))
 
 
 def _chosen(run: RunData) -> list[int]:
-    """All clients, slowest class first; of very many, as many of each class as its share."""
+    """The clients to show, slowest class first: all, or an even sample of very many."""
     order = order_of(run)
     kept = np.unique(np.linspace(0, len(order) - 1, min(len(order), MOST_CLIENTS)).astype(int))
     return [int(client) for client in order[kept]]
 
 
-SHARES = (("clients", "#3b7dd8"), ("server", "#e07b39"), ("evaluation and record", "#9a9a9a"))
+SHARES = (("clients", "#3b7dd8"), ("server", "#e07b39"), ("evaluation and recording", "#9a9a9a"))
 
 
 def costs_section(methods: list[Method]) -> Section:
     timed, without = having(methods, lambda run: _seconds(run) is not None)
     figures = [_time(timed), *_alive(timed)] if timed else []
     missing = (
-        [f"seconds of server and clients of {without} runs: their records do not say where the time went"] if without else []
+        [f"time per version for {'1 run' if without == 1 else f'{without} runs'} (no timings are recorded)"] if without else []
     )
     intro = (
-        "Clients: waiting for them, which in one process is their training. Server: admission, the method's step, teachers' "
-        "inference and distillation. On a GPU a call returns before its work is done, and the border between the two is blurred."
+        "“Clients” is the time spent waiting for clients; in a single process that is their training time. “Server” covers "
+        "admission, the method's step, teacher inference and distillation. GPU calls return before their work is done, so on a "
+        "GPU the split is approximate."
     )
     return Section("server", "Server", intro, figures, [_memory(methods)], missing=missing)
 
 
 def _seconds(run: RunData) -> tuple[float, float, float] | None:
-    """Of a version: clients, server, the rest."""
+    """Mean seconds per version: clients, server and the rest."""
     if not run.evaluations or "server_s" not in run.evaluations[-1]:
         return None
     last = run.evaluations[-1]
@@ -100,19 +110,19 @@ def _seconds(run: RunData) -> tuple[float, float, float] | None:
 def _time(methods: list[Method]) -> Figure:
     labels = [method.label for method in methods]
     table = np.array([np.mean([s for run in method.runs if (s := _seconds(run)) is not None], axis=0) for method in methods])
-    marks = [Bars(name, labels, 1e3 * table[:, place], color) for place, (name, color) in enumerate(SHARES)]
-    note = "Mean over the run and over seeds."
-    return Figure("server-time", "Where a version's time goes", "", "milliseconds a version", marks, note, stacked=True)
+    marks = [Bars(name, labels, 1e3 * table[:, index], color) for index, (name, color) in enumerate(SHARES)]
+    note = "Mean over all versions and seeds."
+    return Figure("server-time", "Time per version", "", "milliseconds per version", marks, note, stacked=True)
 
 
 def _alive(methods: list[Method]) -> list[Figure]:
-    lines: list[Line] = []
+    curves: list[Curve] = []
     for method in methods:
-        found = method.line([(run.column("version"), run.column("versions_alive")) for run in method.runs])
-        if found is not None and not np.isnan(found.y).any():
-            lines.append(found)
-    note = "Models that somebody still trains from; the server must hold them all."
-    return [Figure("versions-alive", "Versions alive", "version", "models held", lines, note)] if lines else []
+        curve = method.curve([(run.column("version"), run.column("versions_alive")) for run in method.runs])
+        if curve is not None and not np.isnan(curve.y).any():
+            curves.append(curve)
+    note = "Model versions that some client is still training from. The server keeps all of them in memory."
+    return [Figure("versions-alive", "Versions in memory", "version", "versions in memory", curves, note)] if curves else []
 
 
 def _memory(methods: list[Method]) -> Table:
@@ -133,10 +143,9 @@ def _memory(methods: list[Method]) -> Table:
                 _megabytes(peak) if peak else "",
             ]
         )
-    note = "MB. The process's peak includes the data, PyTorch and, in one process, the clients' training."
-    return Table(
-        ("method", "parameters", "most versions alive", "these, MB", "bank of logits, MB", "process's peak, MB"), rows, note
-    )
+    note = "Peak process memory includes the data, PyTorch and, in a single process, the clients' training."
+    head = ("method", "parameters", "most versions in memory", "their size (MB)", "logit bank (MB)", "peak process memory (MB)")
+    return Table(head, rows, note)
 
 
 def _megabytes(size: float) -> str:
@@ -151,18 +160,18 @@ SOFTWARE = ("fedecho", "python", "torch", "numpy", "platform")
 def origin_section(methods: list[Method]) -> Section:
     rows = []
     for method in methods:
-        rows += [_made(method, run) for run in method.runs]
-        rows += [_made(method, run, ", left out") for run in method.repeated]
-    details = [(f"Configuration of {method.label}, seed {method.runs[0].seed}", _config(method)) for method in methods]
+        rows += [_provenance(method, run) for run in method.runs]
+        rows += [_provenance(method, run, " (repeated)") for run in method.repeated]
+    details = [(f"Configuration: {method.label}, seed {method.runs[0].seed}", _config(method)) for method in methods]
     tables = [*_settings(methods), Table(("method", "seed", "started", "command", "folder"), rows)]
     tables += [_environment(methods), *_notes(methods)]
-    return Section("origin", "How it was made", tables=tables, details=details)
+    return Section("origin", "Provenance", tables=tables, details=details)
 
 
-def _made(method: Method, run: RunData, fate: str = "") -> list[str]:
+def _provenance(method: Method, run: RunData, remark: str = "") -> list[str]:
     return [
         method.label,
-        f"{run.seed}{fate}",
+        f"{run.seed}{remark}",
         str(run.header.get("started", "")),
         str(run.header.get("command", "")),
         str(run.folder),
@@ -170,11 +179,11 @@ def _made(method: Method, run: RunData, fate: str = "") -> list[str]:
 
 
 def _settings(methods: list[Method]) -> list[Table]:
-    """All in which methods of one name differ, where their labels do not say it all."""
-    told = [method for method in methods if method.name.unnamed]
-    names = list(dict.fromkeys(name for method in told for name in method.name.settings))
-    rows = [[method.label, *(method.name.settings.get(name, "") for name in names)] for method in told]
-    return [Table(("method", *names), rows, "All settings in which methods of one name differ.")] if told else []
+    """All settings that differ between methods of one name, if their labels cannot list them all."""
+    shortened = [method for method in methods if method.name.num_omitted]
+    names = list(dict.fromkeys(name for method in shortened for name in method.name.settings))
+    rows = [[method.label, *(method.name.settings.get(name, "") for name in names)] for method in shortened]
+    return [Table(("method", *names), rows, "All settings that differ between methods of the same name.")] if shortened else []
 
 
 def _config(method: Method) -> str:
@@ -182,13 +191,13 @@ def _config(method: Method) -> str:
     config, parts = header.get("config"), header.get("parts")
     if config is not None:
         return "\n".join(_toml(config))
-    lines = ["# This run used a task or method of its own, which cannot be built from a record. What is known of it:"]
+    lines = ["# This run used a custom task or method, which cannot be rebuilt from the record. Its recorded attributes:"]
     attributes = [f"{json.dumps(name)} = {_value(value)}" for name, value in (header.get("attributes") or {}).items()]
     return "\n".join([*lines, *_toml(parts or {}), *(["", "[attributes]", *attributes] if attributes else [])])
 
 
 def _toml(tree: dict[str, Any], path: str = "") -> list[str]:
-    """As a file for `fedecho run`."""
+    """The lines of a configuration file for ``fedecho run``."""
     lines = [f"{key} = {_value(value)}" for key, value in tree.items() if value is not None and not isinstance(value, dict)]
     for key, value in tree.items():
         if isinstance(value, dict):
@@ -199,19 +208,19 @@ def _toml(tree: dict[str, Any], path: str = "") -> list[str]:
 def _value(value: Any) -> str:
     if isinstance(value, float) and value in (float("inf"), float("-inf")):
         return "inf" if value > 0 else "-inf"
-    # JSON escapes an emoji as two halves, which TOML has not, and leaves DEL, which TOML must have escaped.
+    # By default JSON escapes emoji as surrogate pairs, which TOML does not allow. TOML requires DEL to be escaped.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _notes(methods: list[Method]) -> list[Table]:
-    """What tasks want said beside their numbers: the model and its files, the prompt, what stands in for what."""
+    """Notes of the tasks: the model and its files, the prompt, stand-ins for data that is missing."""
     seen = Counter(note for method in methods for run in method.runs for note in run.notes.items())
     rows = [[name, text, str(count)] for (name, text), count in sorted(seen.items())]
-    return [Table(("of the task", "", "runs"), rows)] if rows else []
+    return [Table(("task note", "text", "runs"), rows)] if rows else []
 
 
 def _environment(methods: list[Method]) -> Table:
-    """One row for each machine and software that occurs."""
+    """One row for each combination of software and execution."""
     seen: dict[tuple[str, ...], int] = {}
     for run in (run for method in methods for run in method.runs):
         software, execution = run.header.get("software", {}), run.header.get("execution", {})
@@ -220,4 +229,4 @@ def _environment(methods: list[Method]) -> Table:
         row = (*(str(software.get(name, "")) for name in SOFTWARE), more, how)
         seen[row] = seen.get(row, 0) + 1
     rows = [[*row, str(count)] for row, count in seen.items()]
-    return Table((*SOFTWARE, "libraries", "computed by", "runs"), rows)
+    return Table((*SOFTWARE, "libraries", "execution", "runs"), rows)

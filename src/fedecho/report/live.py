@@ -1,4 +1,4 @@
-"""``fedecho watch``: the page of runs that go on, served to this machine alone, and read only."""
+"""The server behind ``fedecho watch``: the live page of running runs, read-only, on the loopback interface."""
 
 import json
 import socket
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedecho.report.load import find_runs
-from fedecho.report.page import POLICY, figures_json, page, report_of, subtitle, tables_html
+from fedecho.report.page import POLICY, figures_json, page, page_subtitle, report_of, tables_html
 from fedecho.report.spec import Report
 from fedecho.runs.record import RECORD
 from fedecho.runs.summary import SUMMARY
@@ -21,11 +21,11 @@ from fedecho.runs.summary import SUMMARY
 LOOPBACK = "127.0.0.1"
 NAMES = {LOOPBACK, "localhost"}
 MOST_CONNECTIONS = 32
-"""Each has a thread. Beyond that many, the oldest connection is closed, so idle and slow clients never keep others out."""
+"""Each connection has a thread. Beyond the limit the oldest is closed, so idle clients cannot block new ones."""
 
 
 class LiveReport:
-    """Read anew when a record has grown, but never so often that reading takes more than a fifth of the time."""
+    """The current report. Re-reads grown records, spending at most a fifth of the time on it."""
 
     def __init__(self, places: list[Path]) -> None:
         self._places = places
@@ -53,47 +53,48 @@ class LiveReport:
         now = time.monotonic()
         self._next = now + max(1.0, 4 * (now - began))
 
-    def news(self) -> bytes:
+    def update_json(self) -> bytes:
+        """The figures and tables that a live page fetches to refresh itself."""
         report = self.current()
         tables = {section.slug: tables_html(section) for section in report.sections}
-        told = {"figures": figures_json(report), "tables": tables, "finished": self._finished}
-        return json.dumps(told | {"subtitle": subtitle(report)}, separators=(",", ":")).encode()
+        update = {"figures": figures_json(report), "tables": tables, "finished": self._finished}
+        return json.dumps(update | {"subtitle": page_subtitle(report)}, separators=(",", ":")).encode()
 
     def page(self) -> bytes:
         return page(self.current(), live=True).encode(errors="replace")
 
 
-class Reader(BaseHTTPRequestHandler):
-    """Two things can be read and nothing can be done."""
+class RequestHandler(BaseHTTPRequestHandler):
+    """Serves the page and its data; no request changes anything."""
 
     protocol_version = "HTTP/1.1"
     timeout = 30.0
-    """Seconds that a client may neither send nor take anything; browsers connect again."""
+    """Idle connections are closed after this many seconds; browsers reconnect."""
     live: LiveReport
 
     def do_GET(self) -> None:
         if (self.headers.get("Host") or "").rpartition(":")[0] not in NAMES:
-            self._answer(
-                403, b"only as http://127.0.0.1 or http://localhost\n", "text/plain"
-            )  # a name that was made to point here
+            # Another name that resolves to this address: DNS rebinding.
+            self._answer(403, b"only available as http://127.0.0.1 or http://localhost\n", "text/plain")
             return
-        makers: dict[str, tuple[Callable[[], bytes], str]] = {
+        routes: dict[str, tuple[Callable[[], bytes], str]] = {
             "/": (self.live.page, "text/html; charset=utf-8"),
-            "/report.json": (self.live.news, "application/json"),
+            "/report.json": (self.live.update_json, "application/json"),
         }
-        made = makers.get(self.path.partition("?")[0])
-        if made is None:
-            self._answer(404, b"there are / and /report.json\n", "text/plain")
+        route = routes.get(self.path.partition("?")[0])
+        if route is None:
+            self._answer(404, b"not found: only / and /report.json exist\n", "text/plain")
             return
+        make, content_type = route
         try:
-            body = made[0]()
-        except Exception as error:  # the folder's content is anybody's; the page tries again
-            told = str(error) or type(error).__name__
-            self._answer(503, f"{told}\n".encode(errors="replace"), "text/plain; charset=utf-8")
+            body = make()
+        except Exception as error:  # a folder may hold anything; the page retries
+            message = str(error) or type(error).__name__
+            self._answer(503, f"{message}\n".encode(errors="replace"), "text/plain; charset=utf-8")
             return
-        self._answer(200, body, made[1])
+        self._answer(200, body, content_type)
 
-    do_HEAD = do_GET  # noqa: N815 (the name is the library's)
+    do_HEAD = do_GET  # noqa: N815 (required by http.server)
 
     def _answer(self, status: int, body: bytes, kind: str) -> None:
         tag = f'"{sha256(body).hexdigest()[:20]}"'
@@ -107,28 +108,28 @@ class Reader(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(body)
 
-    def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002 (the name is the library's)
+    def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002 (required by http.server)
         pass
 
 
 class LiveServer(ThreadingHTTPServer):
-    """A thread for each connection, and a bounded number of them."""
+    """One thread per connection, with a limit on their number."""
 
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, port: int, reader: type[Reader]) -> None:
+    def __init__(self, port: int, handler: type[RequestHandler]) -> None:
         self._connections: dict[Any, None] = {}
         self._changing = threading.Lock()
-        super().__init__((LOOPBACK, port), reader)
+        super().__init__((LOOPBACK, port), handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._changing:
             if len(self._connections) >= MOST_CONNECTIONS:
                 oldest = next(iter(self._connections))
                 del self._connections[oldest]
-                with suppress(OSError):  # its client has just closed it
-                    oldest.shutdown(socket.SHUT_RDWR)  # which ends its thread
+                with suppress(OSError):  # the client has just closed it
+                    oldest.shutdown(socket.SHUT_RDWR)  # ends its thread
             self._connections[request] = None
         super().process_request(request, client_address)
 
@@ -138,16 +139,16 @@ class LiveServer(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exception(), OSError):  # a client that is gone is no error
+        if not isinstance(sys.exception(), OSError):  # a client that disconnects is no error
             super().handle_error(request, client_address)
 
 
 def serve(places: list[Path], port: int) -> LiveServer:
-    """A server on loopback that has not begun to serve; port 0 takes a free one."""
-    reader = type("LiveReader", (Reader,), {"live": LiveReport(places)})
+    """A server bound to the loopback interface, not yet serving; port 0 picks a free port."""
+    handler = type("LiveRequestHandler", (RequestHandler,), {"live": LiveReport(places)})
     try:
-        return LiveServer(port, reader)
+        return LiveServer(port, handler)
     except OSError as error:
         raise ValueError(
-            f"cannot serve on port {port} ({error.strerror}): choose another with --port, 0 takes a free one"
+            f"cannot serve on port {port} ({error.strerror}): choose another with --port, or 0 for any free port"
         ) from None

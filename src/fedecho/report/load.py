@@ -1,4 +1,4 @@
-"""Run folders as arrays: what every figure is made from. A run may be finished, stopped or going on."""
+"""Reads run folders into arrays. A run may be finished, stopped or still running."""
 
 from array import array
 from collections.abc import Iterable
@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from fedecho.report.spec import Floats, Ints
 from fedecho.runs.identity import is_finished
-from fedecho.runs.record import RECORD, Line, read_header, read_record
+from fedecho.runs.record import RECORD, read_header, read_record
+from fedecho.runs.record import Line as RecordLine
 from fedecho.runs.record_schema import Clients, Header
 from fedecho.runs.summary import Summary
 
@@ -22,7 +23,7 @@ LAST = 10
 
 @dataclass(frozen=True)
 class Jobs:
-    """Messages about jobs, one entry each, in the order of their arrival. ``kind`` is a place among ``kinds``, runtime classes."""
+    """Arrivals in order, one entry per job. ``kind`` is an index into ``kinds``, the runtime classes."""
 
     time: Floats
     client: Ints
@@ -40,7 +41,7 @@ class Jobs:
 
 @dataclass(frozen=True)
 class Dispatches:
-    """Who was given which version when; empty in records of before there were such lines."""
+    """Dispatched jobs: the time, client, job number and base version of each."""
 
     time: Floats
     client: Ints
@@ -53,8 +54,8 @@ class RunData:
     folder: Path
     header: Header
     summary: Summary | None
-    evaluations: list[Line]
-    versions: list[Line]
+    evaluations: list[RecordLine]
+    versions: list[RecordLine]
     jobs: Jobs
     dispatches: Dispatches
     reasons: dict[str, int]
@@ -65,44 +66,44 @@ class RunData:
 
     @property
     def algorithm(self) -> str:
-        told = self.header.get("algorithm") or (self.summary.algorithm if self.summary else "")
+        name = self.header.get("algorithm") or (self.summary.algorithm if self.summary else "")
         method = (self.header["config"] or {}).get("algorithm")
-        return told or str(method.get("name", self.folder.name) if isinstance(method, dict) else self.folder.name)
+        return name or str(method.get("name", self.folder.name) if isinstance(method, dict) else self.folder.name)
 
     @property
     def version(self) -> int:
-        """How far it has come."""
+        """The latest version in the record."""
         return max((int(line["version"]) for line in (*self.versions[-1:], *self.evaluations[-1:])), default=0)
 
     @property
     def clock(self) -> str:
-        """What ``time`` is: virtual in a simulation; the header of a deployed run may say real."""
+        """``virtual`` for a simulation, ``real`` for a deployed run: the clock behind ``time``."""
         return self.header.get("clock", "virtual")
 
     @property
     def notes(self) -> dict[str, str]:
-        """What the task wants said beside its numbers."""
+        """The task's notes on how to read its scores."""
         return {str(name): str(text) for name, text in (self.header.get("notes") or {}).items()}
 
     @property
-    def every(self) -> int:
-        """The record has every so many jobs."""
+    def record_every(self) -> int:
+        """The record holds one job in this many."""
         return self.header.get("record_every", 1)
 
     @property
-    def sampled(self) -> str:
-        """What to say beside figures of single jobs; empty of a whole record."""
-        return f" The record is a sample: one job in {self.every:,}." if self.every > 1 else ""
+    def sampling_note(self) -> str:
+        """A sentence for captions of figures of single jobs; empty if the record is complete."""
+        return f" The record is a sample of one job in {self.record_every:,}." if self.record_every > 1 else ""
 
     def count(self, status: str) -> int:
-        """How many jobs came to that; where the record is a sample, as the summary says, and before there is one, by the sample."""
-        if self.every > 1 and self.summary is not None:
+        """The number of jobs with this status. For a sampled record: the summary's count, or an estimate from the sample."""
+        if self.record_every > 1 and self.summary is not None:
             return {"accepted": self.summary.accepted, "rejected": self.summary.rejected, "lost": self.summary.lost}[status]
-        return self.every * int((self.jobs.status == STATUSES.index(status)).sum())
+        return self.record_every * int((self.jobs.status == STATUSES.index(status)).sum())
 
     @property
     def mean_staleness(self) -> float | None:
-        if self.every > 1 and self.summary is not None:
+        if self.record_every > 1 and self.summary is not None:
             return self.summary.mean_staleness
         return float(self.jobs.staleness[self.jobs.accepted].mean()) if self.jobs.accepted.any() else None
 
@@ -122,17 +123,17 @@ class RunData:
     @property
     def num_clients(self) -> int:
         seen = max(int(column.client.max(initial=-1)) for column in (self.jobs, self.dispatches))
-        return max(_num_told(self.clients), seen + 1)
+        return max(_num_clients(self.clients), seen + 1)
 
     @cached_property
     def labels(self) -> Floats | None:
-        """Examples by client and label, or None of a run that does not say."""
-        told = self.clients.get("labels")
-        if not told:
+        """The number of examples by client and label; None if the record has no label counts."""
+        label_counts = self.clients.get("labels")
+        if not label_counts:
             return None
-        width = 1 + max((int(label) for counts in told for label in counts), default=0)
-        table = np.zeros((len(told), max(width, self.num_labels)))
-        for client, counts in enumerate(told):
+        width = 1 + max((int(label) for counts in label_counts for label in counts), default=0)
+        table = np.zeros((len(label_counts), max(width, self.num_labels)))
+        for client, counts in enumerate(label_counts):
             for label, count in counts.items():
                 table[client, int(label)] = count
         return table
@@ -144,51 +145,51 @@ class RunData:
     @cached_property
     def per_class(self) -> Floats | None:
         """Accuracy by evaluation and class."""
-        found = [line["per_class"] for line in self.evaluations if "per_class" in line]
-        if len(sizes := {len(each) for each in found}) > 1:
+        rows = [line["per_class"] for line in self.evaluations if "per_class" in line]
+        if len(sizes := {len(row) for row in rows}) > 1:
             raise ValueError(
                 f"{self.folder / RECORD}: per_class has {min(sizes)} entries in one evaluation and {max(sizes)} in another; "
-                "the record is damaged or of another program"
+                "the record is damaged or was written by another program"
             )
-        return np.array(found) if found and len(found) == len(self.evaluations) else None
+        return np.array(rows) if rows and len(rows) == len(self.evaluations) else None
 
     def column(self, name: str) -> Floats:
-        """A number of all evaluations; NaN where there is none."""
+        """A value of each evaluation; NaN where it is missing."""
         return np.array([line.get(name, np.nan) for line in self.evaluations], dtype=np.float64)
 
     def metric(self, name: str) -> tuple[Floats, Floats]:
-        """(version, value) of a number that the method reported with its versions."""
-        found = [(line["version"], line[name]) for line in self.versions if name in line]
-        table = np.array(found, dtype=np.float64).reshape(-1, 2)
+        """The versions and values of a metric that the method reports at each version."""
+        pairs = [(line["version"], line[name]) for line in self.versions if name in line]
+        table = np.array(pairs, dtype=np.float64).reshape(-1, 2)
         return table[:, 0], table[:, 1]
 
     @cached_property
     def schedule(self) -> bytes:
-        """Equal for runs in which the same clients came at the same times."""
+        """A key that is equal for runs in which the same clients report at the same times."""
         jobs = self.jobs
         return jobs.time.tobytes() + jobs.client.tobytes() + jobs.base.tobytes() + jobs.status.tobytes()
 
 
 def find_runs(places: Iterable[Path]) -> list[Path]:
-    """The run folders among ``places`` and below them, each once under whichever name it is given first."""
-    found: dict[Path, Path] = {}
+    """The run folders among ``places`` and below them, without duplicates, under the name given first."""
+    run_folders: dict[Path, Path] = {}
     for place in places:
         if not place.exists():
-            raise ValueError(f"there is no folder {place}; `fedecho run digits --out {place}` would make one")
+            raise ValueError(f"{place} does not exist; create a run there with `fedecho run digits --out {place}`")
         inside = [place] if (place / RECORD).is_file() else sorted(path.parent for path in place.rglob(RECORD))
         if not inside:
-            raise ValueError(f"{place} holds no run (there is no {RECORD} in it or below it)")
+            raise ValueError(f"{place} holds no run: there is no {RECORD} in it or below it")
         for folder in inside:
-            found.setdefault(folder.resolve(), folder)
-    return list(found.values())
+            run_folders.setdefault(folder.resolve(), folder)
+    return list(run_folders.values())
 
 
 def read_run(folder: Path) -> RunData:
     header = read_header(folder)
     summary = Summary.read(folder) if is_finished(folder) else None
-    jobs, sent = _Table("dqqqqqq"), _Table("dqqq")
-    versions: list[Line] = []
-    evaluations: list[Line] = []
+    jobs, sent = _Columns("dqqqqqq"), _Columns("dqqq")
+    versions: list[RecordLine] = []
+    evaluations: list[RecordLine] = []
     kinds: dict[str, int] = {}
     reasons: dict[str, int] = {}
     for line in read_record(folder):
@@ -196,25 +197,25 @@ def read_run(folder: Path) -> RunData:
         if event == "dispatch":
             sent.add(line["time"], line["client"], line["dispatch"], line["base"])
         elif event == "arrival" and status in STATUSES:
-            code = line.get("code") or line.get("reason")  # records of before have no codes
-            if code:
+            if code := line.get("code"):
                 reasons[code] = reasons.get(code, 0) + 1
             if "dispatch" in line:
                 kind = kinds.setdefault(line.get("class", ""), len(kinds))
-                known = (line["dispatch"], line["base"], line["staleness"])
-                jobs.add(line["time"], line["client"], STATUSES.index(status), *known, kind)
+                job = (line["dispatch"], line["base"], line["staleness"])
+                jobs.add(line["time"], line["client"], STATUSES.index(status), *job, kind)
         elif event == "version":
             versions.append(line)
         elif event == "evaluation":
             evaluations.append(line)
     if "record_every" in header and summary is not None:
-        reasons = dict(summary.reasons)  # of all jobs, where the record has a sample
-    time, client, came_to, number, base, staleness, kind_of = jobs.columns()
+        reasons = dict(summary.reasons)  # counts all jobs; the record is a sample
+    time, client, outcome, number, base, staleness, kind_of = jobs.columns()
     dispatches = Dispatches(*sent.columns())
     last = max(int(column.max(initial=-1)) for column in (client, dispatches.client))
-    if 0 < (told := _num_told(header.get("clients") or {})) <= last:
+    if 0 < (num_clients := _num_clients(header.get("clients") or {})) <= last:
         raise ValueError(
-            f"{folder / RECORD} has a job of client {last} in a run of {told} clients; it is damaged or of another program"
+            f"{folder / RECORD} has a job of client {last}, but the run has only {num_clients} clients; "
+            "it is damaged or was written by another program"
         )
     return RunData(
         folder=folder,
@@ -222,22 +223,22 @@ def read_run(folder: Path) -> RunData:
         summary=summary,
         evaluations=evaluations,
         versions=versions,
-        jobs=Jobs(time, client, came_to, number, base, staleness, kind_of, tuple(kinds)),
+        jobs=Jobs(time, client, outcome, number, base, staleness, kind_of, tuple(kinds)),
         dispatches=dispatches,
         reasons=reasons,
     )
 
 
-def _num_told(clients: Clients) -> int:
-    """How many clients the header names; 0 where it names none."""
+def _num_clients(clients: Clients) -> int:
+    """The number of clients in the header, or 0 if it does not say."""
     return max(clients.get("num_clients", 0), len(clients.get("examples", ())), len(clients.get("labels", ())))
 
 
-class _Table:
-    """Columns of numbers that grow line by line: a record of millions of jobs is never held as objects."""
+class _Columns:
+    """Growing columns of numbers, so that a record of millions of jobs is not held as Python objects."""
 
     def __init__(self, types: str) -> None:
-        self._columns: list[array[Any]] = [array(each) for each in types]
+        self._columns: list[array[Any]] = [array(code) for code in types]
 
     def add(self, *values: float) -> None:
         for column, value in zip(self._columns, values, strict=True):

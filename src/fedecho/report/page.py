@@ -1,4 +1,4 @@
-"""A report: its chapters, and the self-contained page that shows them."""
+"""Builds a report from run folders and renders it as a self-contained HTML page."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from fedecho.report.accuracy import accuracy_section, classes_section, glance
 from fedecho.report.clients import clients_section
 from fedecho.report.drawing import figure_json
 from fedecho.report.inside import costs_section, echo_section, origin_section
-from fedecho.report.load import RunData, find_runs, read_run
+from fedecho.report.load import find_runs, read_run
 from fedecho.report.methods import methods_of
 from fedecho.report.spec import Figure, Report, Section, Table
 from fedecho.version import __version__
@@ -22,22 +22,22 @@ POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; connect-src 'self'; "
     "form-action 'none'; base-uri 'none'"
 )
-"""The browser itself sees to it that the page asks nobody but, when it is live, its own server."""
+"""Content security policy: the browser blocks all requests except those of a live page to its own server."""
 
 
-class MissingExtra(ValueError):  # noqa: N818 (what it says)
-    """A package that only an extra brings is not there."""
+class MissingExtra(ValueError):  # noqa: N818 (public name)
+    """A package of an optional extra is not installed."""
 
 
 def page(report: Report, *, live: bool = False) -> str:
-    """The whole document. A live page asks its server for ``report.json`` and draws itself anew."""
+    """The HTML document. A live page polls its server for ``report.json`` and redraws its figures."""
     data = json.dumps(figures_json(report), separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
     nav = "".join(f'<a href="#{section.slug}">{escape(section.title)}</a>' for section in report.sections)
     parts = {
         "policy": POLICY,
         "title": escape(f"FedEcho: {report.title}"),
         "heading": escape(report.title),
-        "subtitle": subtitle(report),
+        "subtitle": page_subtitle(report),
         "nav": nav,
         "sections": "\n".join(_section(section) for section in report.sections),
         "live": "true" if live else "false",
@@ -46,12 +46,11 @@ def page(report: Report, *, live: bool = False) -> str:
         "plotly": plotly_js(),
         "data": data,
     }
-    return re.sub(
-        r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _part("page.html")
-    )  # once: parts may have braces of their own
+    # A single pass, because the inserted parts may contain double braces.
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _part("page.html"))
 
 
-def subtitle(report: Report) -> str:
+def page_subtitle(report: Report) -> str:
     return escape(f"{report.subtitle} · fedecho {__version__} · {time.strftime('%Y-%m-%d %H:%M')}")
 
 
@@ -60,7 +59,7 @@ def figures_json(report: Report) -> list[dict[str, Any]]:
 
 
 def tables_html(section: Section) -> str:
-    """What a live page puts in place of the old."""
+    """The part of a section that a live page replaces when it refreshes."""
     missing = "".join(f'<p class="missing">Left out: {escape(text)}.</p>' for text in section.missing)
     return "".join(_table(table) for table in section.tables) + missing
 
@@ -69,7 +68,7 @@ def plotly_js() -> str:
     try:
         from plotly.offline import get_plotlyjs
     except ImportError:
-        raise MissingExtra("the page needs plotly: pip install 'fedecho[report]'") from None
+        raise MissingExtra("the report page needs plotly: pip install 'fedecho[report]'") from None
     return str(get_plotlyjs()).replace("</script", "<\\/script")
 
 
@@ -106,10 +105,8 @@ def _table(table: Table) -> str:
 
 
 def report_of(places: Iterable[Path]) -> Report:
-    return written([read_run(folder) for folder in find_runs(places)])
-
-
-def written(runs: list[RunData]) -> Report:
+    """The report on all runs in and below ``places``."""
+    runs = [read_run(folder) for folder in find_runs(places)]
     methods = methods_of(runs)
     sections = [
         glance(methods),
@@ -122,6 +119,6 @@ def written(runs: list[RunData]) -> Report:
     ]
     names = sorted({str(run.header.get("name", run.folder.name)) for run in runs})
     repeated = sum(len(method.repeated) for method in methods)
-    many = f"{len(methods)} method{'s' if len(methods) > 1 else ''}, {len(runs)} run{'s' if len(runs) > 1 else ''}"
-    many += f" ({repeated} repeated and left out)" if repeated else ""
-    return Report(", ".join(names), many, [section for section in sections if section is not None])
+    subtitle = f"{len(methods)} method{'s' if len(methods) > 1 else ''}, {len(runs)} run{'s' if len(runs) > 1 else ''}"
+    subtitle += f" ({repeated} repeated run{'s' if repeated > 1 else ''} left out)" if repeated else ""
+    return Report(", ".join(names), subtitle, [section for section in sections if section is not None])

@@ -1,4 +1,4 @@
-"""Every figure as PNG and SVG, for a paper."""
+"""Exports the figures of a report as PNG and SVG with matplotlib."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 
 from fedecho.report.page import MissingExtra
-from fedecho.report.spec import STALENESS, Bars, Dots, Figure, Heat, Line, Report, Spans
+from fedecho.report.spec import STALENESS, Bars, Curve, Dots, Figure, HeatMap, Report, Spans
 
 LONG = 48
-"""Characters of all names together that have room below upright bars."""
+"""The total length of bar names, in characters, above which bars are drawn horizontally."""
 
 
-def write_figures(report: Report, folder: Path, told: Callable[[str], None] = lambda text: None) -> list[Path]:
-    """``SLUG.png`` (300 dpi) and ``SLUG.svg`` of every figure, without a window on any screen."""
+def write_figures(report: Report, folder: Path, progress: Callable[[str], None] = lambda slug: None) -> list[Path]:
+    """Write ``SLUG.png`` (300 dpi) and ``SLUG.svg`` of every figure; needs no display."""
     try:
         from matplotlib import rc_context
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -33,9 +33,9 @@ def write_figures(report: Report, folder: Path, told: Callable[[str], None] = la
         }
     ):
         for figure in report.figures:
-            told(figure.slug)
+            progress(figure.slug)
             below = 0.15 * len(_long_legend(figure))
-            wide = figure.wide or _lies(figure)
+            wide = figure.wide or _is_horizontal(figure)
             size = (7.2, min(9.0, figure.height / 110)) if wide else (3.6, 2.5 + below)
             drawing = Drawing(figsize=size, layout="constrained")
             FigureCanvasAgg(drawing)
@@ -49,9 +49,9 @@ def write_figures(report: Report, folder: Path, told: Callable[[str], None] = la
 
 def draw(figure: Figure, axes: Any) -> None:
     drawn: dict[type[Any], Callable[[Any, Figure, Any], None]] = {
-        Line: _line,
+        Curve: _curve,
         Dots: _dots,
-        Heat: _heat,
+        HeatMap: _heat_map,
         Spans: _spans,
     }
     bars = [mark for mark in figure.marks if isinstance(mark, Bars)]
@@ -60,9 +60,9 @@ def draw(figure: Figure, axes: Any) -> None:
             drawn[type(mark)](mark, figure, axes)
     axes.set(xlabel=figure.x_label, ylabel=figure.y_label)
     if bars:
-        (_lying_bars if _lies(figure) else _bars)(bars, figure, axes)
+        (_horizontal_bars if _is_horizontal(figure) else _bars)(bars, figure, axes)
     axes.set_title(figure.title, fontsize=8, loc="left", pad=14 if any(isinstance(mark, Spans) for mark in figure.marks) else 6)
-    if figure.percent and not any(isinstance(mark, Heat) for mark in figure.marks):
+    if figure.percent and not any(isinstance(mark, HeatMap) for mark in figure.marks):
         axes.yaxis.set_major_formatter(lambda value, place: f"{100 * value:.0f} %")
     if _long_legend(figure):
         axes.figure.legend(loc="outside lower left", frameon=False, fontsize=7)
@@ -71,20 +71,20 @@ def draw(figure: Figure, axes: Any) -> None:
 
 
 def _legend(figure: Figure) -> list[str]:
-    marks = [mark for mark in figure.marks if isinstance(mark, Line | Dots | Bars)]
-    return [mark.name for mark in marks if not (isinstance(mark, Line) and mark.quiet)]
+    marks = [mark for mark in figure.marks if isinstance(mark, Curve | Dots | Bars)]
+    return [mark.name for mark in marks if not (isinstance(mark, Curve) and mark.is_reference)]
 
 
 def _long_legend(figure: Figure) -> list[str]:
-    """The names of a legend that would cover the plot: it stands below."""
+    """The names of a legend too large for the plot, which is placed below it."""
     names = _legend(figure)
     return names if len(names) > 1 and (len(names) > 5 or max(map(len, names)) > 24) else []
 
 
-def _line(mark: Line, figure: Figure, axes: Any) -> None:
-    style = {"color": mark.color, "linestyle": "--" if mark.dash else "-", "linewidth": 0.8 if mark.quiet else 1.4}
-    alone = {"marker": "o"} if len(mark.x) == 1 else {}  # no line can be drawn through one point
-    axes.plot(mark.x, mark.y, label=None if mark.quiet else mark.name, **style, **alone)
+def _curve(mark: Curve, figure: Figure, axes: Any) -> None:
+    style = {"color": mark.color, "linestyle": "--" if mark.dash else "-", "linewidth": 0.8 if mark.is_reference else 1.4}
+    marker = {"marker": "o"} if len(mark.x) == 1 else {}  # a single point is drawn as a marker
+    axes.plot(mark.x, mark.y, label=None if mark.is_reference else mark.name, **style, **marker)
     if mark.low is not None:
         axes.fill_between(mark.x, mark.low, mark.high, color=mark.color, alpha=0.18, linewidth=0)
 
@@ -104,7 +104,7 @@ def _bars(marks: list[Bars], figure: Figure, axes: Any) -> None:
     axes.set_xticks(places, marks[0].x, rotation=60 if many else 0, fontsize=6 if many else 8)
 
 
-def _lying_bars(marks: list[Bars], figure: Figure, axes: Any) -> None:
+def _horizontal_bars(marks: list[Bars], figure: Figure, axes: Any) -> None:
     floor = np.zeros(len(marks[0].x))
     for mark in marks:
         axes.barh(list(mark.x), mark.y, 0.8, left=floor, color=mark.color, label=mark.name)
@@ -113,23 +113,23 @@ def _lying_bars(marks: list[Bars], figure: Figure, axes: Any) -> None:
     axes.set(xlabel=figure.y_label, ylabel=figure.x_label)
 
 
-def _lies(figure: Figure) -> bool:
-    """Stacked bars whose names are long, so that these can be read."""
+def _is_horizontal(figure: Figure) -> bool:
+    """Stacked bars with long names are horizontal, so that the names are readable."""
     return figure.stacked and any(sum(map(len, mark.x)) > LONG for mark in figure.marks if isinstance(mark, Bars))
 
 
-def _heat(mark: Heat, figure: Figure, axes: Any) -> None:
+def _heat_map(mark: HeatMap, figure: Figure, axes: Any) -> None:
     numeric = isinstance(mark.x, np.ndarray)
     across = (float(mark.x[0]), float(mark.x[-1])) if isinstance(mark.x, np.ndarray) else (-0.5, len(mark.x) - 0.5)
     extent = (*across, len(mark.y) - 0.5, -0.5)
-    image = axes.imshow(mark.z, aspect="auto", extent=extent, vmin=0, vmax=mark.high, interpolation="nearest")
+    image = axes.imshow(mark.z, aspect="auto", extent=extent, vmin=0, vmax=mark.z_max, interpolation="nearest")
     axes.figure.colorbar(image, ax=axes, label=mark.unit)
     axes.set_yticks(range(len(mark.y)), mark.y, fontsize=6 if len(mark.y) > 20 else 8)
     if not numeric and len(mark.x) <= 20:
         axes.set_xticks(range(len(mark.x)), mark.x)
-    if mark.shown:
+    if mark.annotated:
         for (row, column), value in np.ndenumerate(mark.z):
-            ink = "white" if value < 0.6 * (mark.high or np.nanmax(mark.z)) else "black"
+            ink = "white" if value < 0.6 * (mark.z_max or np.nanmax(mark.z)) else "black"
             axes.text(
                 column, row, f"{100 * value:.0f}" if figure.percent else f"{value:.2g}", ha="center", va="center", color=ink
             )
@@ -141,9 +141,9 @@ def _spans(mark: Spans, figure: Figure, axes: Any) -> None:
         behind = (mark.staleness >= low) & (mark.staleness <= (np.inf if high is None else high))
         chosen = (status == "accepted") & behind
         if chosen.any():
-            label = f"stale {low}" if high == low else f"stale {low}+" if high is None else f"stale {low} to {high}"
+            label = f"staleness {low}" if high == low else f"staleness {low}+" if high is None else f"staleness {low} to {high}"
             axes.hlines(mark.row[chosen], mark.start[chosen], mark.end[chosen], colors=color, linewidth=3, label=label)
-    for name, ink, ending in (("at work", "0.75", ""), ("lost", "0.5", "x"), ("rejected", "red", "x")):
+    for name, ink, ending in (("in progress", "0.75", ""), ("lost", "0.5", "x"), ("rejected", "red", "x")):
         mine = status == name
         if mine.any():
             axes.hlines(mark.row[mine], mark.start[mine], mark.end[mine], colors=ink, linewidth=1, label=name)

@@ -1,4 +1,4 @@
-"""What a report is made of, before anything is drawn: one description for the page and for a paper's figures."""
+"""The content of a report, independent of how it is drawn: shared by the HTML page and the exported figures."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ Ints = NDArray[np.int64]
 
 CLASS_COLORS = {"short": "#2a9d8f", "medium": "#e0a030", "long": "#d1495b"}
 PALETTE = ("#3b7dd8", "#e07b39", "#1f9e77", "#b4529e", "#8a6d3b", "#d1495b", "#5a9bd5", "#7a7a7a")
-"""Told apart by most eyes, on white and on black."""
+"""Distinguishable with most forms of color blindness, on light and dark backgrounds."""
 
 STALENESS = (
     (0, 0, "#2a9d8f"),
@@ -21,17 +21,17 @@ STALENESS = (
     (11, 20, "#d96a3a"),
     (21, None, "#b83a5e"),
 )
-"""From and to how many versions behind (None: any more), and the color of such jobs."""
+"""Bins of staleness: lowest and highest number of versions (None: no upper limit) and their color."""
 
 
-def color_of(name: str, place: int) -> str:
-    """Runtime classes keep their colors from report to report; methods take theirs by place."""
-    return CLASS_COLORS.get(name, PALETTE[place % len(PALETTE)])
+def color_of(name: str, index: int) -> str:
+    """The fixed color of a runtime class, or the palette color at ``index`` for any other name."""
+    return CLASS_COLORS.get(name, PALETTE[index % len(PALETTE)])
 
 
 @dataclass(frozen=True)
-class Line:
-    """A curve, with the span over seeds around it where there are several."""
+class Curve:
+    """A curve, with a band from the lowest to the highest seed if there are several."""
 
     name: str
     x: Floats
@@ -40,8 +40,8 @@ class Line:
     low: Floats | None = None
     high: Floats | None = None
     dash: bool = False
-    quiet: bool = False
-    """A line to compare with: it has no place in the legend and does not answer the mouse."""
+    is_reference: bool = False
+    """A thin line for comparison, without a legend entry or hover text."""
 
 
 @dataclass(frozen=True)
@@ -62,21 +62,21 @@ class Bars:
 
 
 @dataclass(frozen=True)
-class Heat:
-    """A table of colors. ``shown`` is written into the cells; ``told`` are named numbers for the mouse."""
+class HeatMap:
+    """A heat map. With ``annotated``, values are printed in the cells; ``hover`` holds further values for the hover text."""
 
     x: Sequence[str] | Floats
     y: Sequence[str]
     z: Floats
     unit: str
-    shown: bool = False
-    told: dict[str, Floats] = field(default_factory=dict)
-    high: float | None = None
+    annotated: bool = False
+    hover: dict[str, Floats] = field(default_factory=dict)
+    z_max: float | None = None
 
 
 @dataclass(frozen=True)
 class Spans:
-    """Jobs of clients: who trained from when to when, on which version, how stale, and what became of it."""
+    """Jobs on a timeline: row, start, end, base version, staleness and outcome of each."""
 
     rows: Sequence[str]
     row: Ints
@@ -87,12 +87,12 @@ class Spans:
     status: Sequence[str]
 
 
-Mark = Line | Dots | Bars | Heat | Spans
+Mark = Curve | Dots | Bars | HeatMap | Spans
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One drawing. ``slug`` names its file; ``note`` says how to read it."""
+    """One plot. ``slug`` is its file name and HTML id, ``note`` its caption."""
 
     slug: str
     title: str
@@ -102,7 +102,7 @@ class Figure:
     note: str = ""
     wide: bool = False
     percent: bool = False
-    """y is a share of 1 and is shown in percent."""
+    """y is a fraction, shown in percent."""
     stacked: bool = False
     height: int = 340
 
@@ -116,7 +116,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """A chapter of the page. ``missing`` says which figures are left out and why."""
+    """A section of the page. ``missing`` lists what is left out, with the reason."""
 
     slug: str
     title: str
@@ -124,7 +124,7 @@ class Section:
     figures: Sequence[Figure] = ()
     tables: Sequence[Table] = ()
     details: Sequence[tuple[str, str]] = ()
-    """Headings with plain text below that opens on a click."""
+    """Collapsible plain text: (heading, text)."""
     missing: Sequence[str] = ()
 
 

@@ -1,4 +1,4 @@
-"""Results and live progress on a terminal."""
+"""Result tables and live progress in the terminal."""
 
 import time
 from collections.abc import Iterable, Mapping
@@ -16,32 +16,32 @@ from fedecho.runs.summary import Summary
 
 
 def percent(values: list[float]) -> str:
-    """Mean and sample deviation over seeds, in percent."""
+    """Mean and sample standard deviation over seeds, in percent."""
     mean = f"{100 * fmean(values):.1f}"
     return f"{mean} ± {100 * stdev(values):.1f}" if len(values) > 1 else mean
 
 
 def comparison(summaries: Iterable[Summary], title: str, diverged: Mapping[str, int] | None = None) -> Table:
-    """One row per method: accuracies over seeds, staleness, virtual and real time; ``diverged`` runs are counted beside them."""
+    """A table with one row per method. ``diverged`` is the number of diverged runs by method, which have no summary."""
     table = Table(
         title=Text(title),
         box=SIMPLE_HEAD,
         padding=(0, 0, 0, 1),
         title_justify="left",
         caption_justify="left",
-        caption="accuracy in %, mean ± deviation over seeds; last 10: of a run's last ten evaluations, at most"
-        + ("; where seeds are missing, the runs have diverged" if diverged else ""),
+        caption="accuracy in %, mean ± standard deviation over seeds; last 10: mean of a run's last ten evaluations"
+        + ("; missing seeds diverged" if diverged else ""),
     )
     for heading in ("method", "seeds", "last 10", "final", "best", "stale", "virt. h", "real s"):
         table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
-    lost = dict(diverged or {})
+    num_diverged = dict(diverged or {})
     grouped: dict[str, list[Summary]] = {}
     for summary in summaries:
         grouped.setdefault(summary.algorithm, []).append(summary)
     for algorithm, runs in grouped.items():
         table.add_row(
             algorithm,
-            _seeds(len(runs), lost.pop(algorithm, 0)),
+            _seeds(len(runs), num_diverged.pop(algorithm, 0)),
             percent([run.last10_accuracy for run in runs]),
             percent([run.final_accuracy for run in runs]),
             percent([run.best_accuracy for run in runs]),
@@ -49,7 +49,7 @@ def comparison(summaries: Iterable[Summary], title: str, diverged: Mapping[str, 
             f"{fmean(run.virtual_s for run in runs) / 3600:.2f}",
             f"{fmean(run.real_s for run in runs):.1f}",
         )
-    for algorithm, num in lost.items():
+    for algorithm, num in num_diverged.items():
         table.add_row(algorithm, _seeds(0, num))
     return table
 
@@ -59,11 +59,11 @@ def _seeds(finished: int, diverged: int) -> str:
 
 
 WIDE = 120
-"""Columns of a terminal on which there is room for the arrivals."""
+"""The terminal width, in columns, from which arrivals are shown."""
 
 
 class LiveProgress:
-    """``update`` may be called as often as one likes: it draws ten times a second, or prints a line every few seconds."""
+    """Progress bars, redrawn ten times a second at most. Without a terminal: one line per run every few seconds."""
 
     LINE_EVERY_S = 5.0
 
@@ -94,7 +94,7 @@ class LiveProgress:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._drawn:  # bars that never began would still end their line
+        if self._drawn:  # stopping bars that were never started would print a newline
             self._bars.stop()
 
     def update(self, run: str, state: RunState) -> None:

@@ -25,13 +25,13 @@
     };
   }
 
-  function named(low, high) { return high === null ? `stale ${low}+` : low === high ? `stale ${low}` : `stale ${low}–${high}`; }
+  function named(low, high) { const range = high === null ? `${low}+` : low === high ? `${low}` : `${low}–${high}`; return `staleness ${range}`; }
 
   function spanTraces(spans) {
     const kinds = spans.bins.map(([low, high, color]) => ({ name: named(low, high), color, dash: "solid", fits: (s, k) => s === "accepted" && k >= low && (high === null || k <= high) }));
     kinds.push({ name: "lost", color: "#888888", dash: "dot", end: "x", fits: (s) => s === "lost" });
     kinds.push({ name: "rejected", color: "#d00000", dash: "solid", end: "x", fits: (s) => s === "rejected" });
-    kinds.push({ name: "at work", color: "#7f9fc8", dash: "dot", fits: (s) => s === "at work" });
+    kinds.push({ name: "in progress", color: "#7f9fc8", dash: "dot", fits: (s) => s === "in progress" });
     return kinds.map((kind) => spanTrace(spans, kind)).filter((trace) => trace.x.length);
   }
 
@@ -42,8 +42,8 @@
     spans.row.forEach((row, i) => {
       if (!kind.fits(spans.status[i], spans.staleness[i])) { return; }
       const [start, end] = [spans.start[i], spans.end[i]];
-      const late = spans.status[i] === "at work" ? "" : `, staleness ${spans.staleness[i]}`;
-      const text = `${spans.rows[row]}: ${spans.status[i]}<br>from version ${spans.base[i]}${late}<br>${start.toPrecision(4)} to ${end.toPrecision(4)}`;
+      const staleness = spans.status[i] === "in progress" ? "" : `, staleness ${spans.staleness[i]}`;
+      const text = `${spans.rows[row]}: ${spans.status[i]}<br>from version ${spans.base[i]}${staleness}<br>${start.toPrecision(4)} to ${end.toPrecision(4)}`;
       trace.x.push(start, (start + end) / 2, end, null);
       trace.y.push(row, row, row, null);
       trace.text.push(text, text, text, null);
@@ -56,7 +56,7 @@
     return trace;
   }
 
-  /* Names of methods may be long: they are broken between their settings, within one only if it is too long itself. */
+  /* Breaks a long method name between its settings, and within a setting only if that is too long itself. */
   function wrapped(label, most) {
     const lines = [""];
     const settings = label.split(/(?<=,) | (?=\()/).flatMap((part) => (part.length > most ? part.split(" ") : [part]));
@@ -67,13 +67,13 @@
     return lines.join("<br>");
   }
 
-  /* Names of several lines beside rows do not cover each other. */
+  /* The height at which row labels of several lines do not overlap; 0 if all have one line. */
   function tallEnough(labels) {
     const lines = Math.max(...labels.map((label) => label.split("<br>").length));
     return lines === 1 ? 0 : 140 + labels.length * (17 * lines + 6);
   }
 
-  /* A legend takes the room of its rows above the plot, not of the plot itself. */
+  /* The number of rows of the legend, for which space is added above the plot. */
   function legendRows(names, width) {
     const lines = (name) => name.split("<br>");
     const widest = 58 + 7 * Math.max(...names.flatMap((name) => lines(name).map((line) => line.length)));
@@ -98,7 +98,7 @@
       layout = { ...layout, height, yaxis: { ...layout.yaxis, tickvals: traces[0].y, ticktext: labels } };
     }
     if (layout.barmode === "stack" && traces[0].x.join().length > 48) {
-      /* Bars with long names lie, so that these can be read. */
+      /* Bars with long names are horizontal, so that the names are readable. */
       const labels = traces[0].x;
       const ticktext = labels.map((label) => wrapped(label, 20));
       const named = { type: "category", autorange: "reversed", automargin: true, tickvals: labels, ticktext };
@@ -114,7 +114,7 @@
     return [traces, styled({ ...layout, height: layout.height + more, showlegend, legend: { maxheight: 24 * rows + 20 } }, sideBar)];
   }
 
-  /* The buttons are named one by one: by default plotly offers to send the chart to its makers. */
+  /* An explicit list, because the default has a button that uploads the chart to plotly. */
   const config = {
     responsive: true, displaylogo: false, displayModeBar: "hover", showSendToCloud: false, plotlyServerURL: "",
     modeBarButtons: [["toImage"], ["zoom2d", "pan2d"], ["zoomIn2d", "zoomOut2d", "resetScale2d"]],
@@ -136,7 +136,7 @@
   document.getElementById("theme").addEventListener("click", () => { setTheme(root.dataset.theme !== "dark"); draw(); });
   preferred.addEventListener("change", (event) => { setTheme(event.matches); draw(); });
   let before = null;
-  /* Paper is white and narrower than a screen. Only colors and the width are changed: margins would be found too late. */
+  /* Paper is white and narrow. Only colors and the width change: recomputed margins would come too late for printing. */
   window.addEventListener("beforeprint", () => {
     before = root.dataset.theme;
     setTheme(false);
@@ -150,7 +150,7 @@
     draw();
   });
 
-  /* A live page asks for news; one that was saved does nothing here. */
+  /* Polls the server of a live page. */
   let tag = null;
   async function refresh() {
     const pulse = document.getElementById("pulse");
@@ -161,16 +161,16 @@
       if (answer.status === 304) { pulse.textContent = "live"; return; }
       if (!answer.ok) { pulse.classList.add("lost"); pulse.textContent = (await answer.text()).trim(); return; }
       tag = answer.headers.get("ETag");
-      const news = await answer.json();
-      if (news.figures.map((f) => f.slug).join() !== figures.map((f) => f.slug).join()) { window.location.reload(); return; }
-      figures = news.figures;
-      document.getElementById("subtitle").textContent = news.subtitle;
-      Object.entries(news.tables).forEach(([slug, html]) => { document.querySelector(`#${slug} .tables`).innerHTML = html; });
-      pulse.textContent = news.finished ? "finished" : "live";
+      const update = await answer.json();
+      if (update.figures.map((f) => f.slug).join() !== figures.map((f) => f.slug).join()) { window.location.reload(); return; }
+      figures = update.figures;
+      document.getElementById("subtitle").textContent = update.subtitle;
+      Object.entries(update.tables).forEach(([slug, html]) => { document.querySelector(`#${slug} .tables`).innerHTML = html; });
+      pulse.textContent = update.finished ? "finished" : "live";
       await draw();
     } catch (error) {
       pulse.classList.add("lost");
-      pulse.textContent = "the server is gone";
+      pulse.textContent = "connection lost";
     }
   }
   draw().then(() => {
