@@ -104,13 +104,13 @@ def claiming(shape: tuple[int, ...]) -> bytes:
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "no arrays": ({key: value for key, value in good().items() if key != "arrays"}, "no record 'arrays'"),
+    "no arrays": ({key: value for key, value in good().items() if key != "arrays"}, "record 'arrays' is missing"),
     "two sets of arrays": (
         {"model": good()["arrays"], "optimizer": good()["arrays"], "metrics": good()["metrics"]},
-        "no record 'arrays' among metrics, model, optimizer",
+        "record 'arrays' is missing; the message has metrics, model, optimizer",
     ),
-    "no metrics": ({key: value for key, value in good().items() if key != "metrics"}, "no record 'metrics'"),
-    "lacking": (changed("3.bias", None), "lack '3.bias'"),
+    "no metrics": ({key: value for key, value in good().items() if key != "metrics"}, "record 'metrics' is missing"),
+    "lacking": (changed("3.bias", None), "array '3.bias' is missing"),
     "shape": (changed("3.bias", Array(np.zeros(4, np.float32))), r"'3.bias' must have shape \(3,\), got \(4,\)"),
     "type": (changed("3.bias", Array(np.zeros(3, np.float64))), "must be of type float32, got float64"),
     "endian": (changed("3.bias", raw(npy(np.zeros(3, ">f4")))), "must be of type float32"),
@@ -119,11 +119,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         changed("3.bias", raw(npy(np.array([{}, 1, 2], object), allow_pickle=True))),
         "must be of type float32, got object",
     ),
-    "garbage": (changed("3.bias", raw(b"\x80\x04garbage")), "is no array"),
-    "empty": (changed("3.bias", raw(b"")), "is no array"),
-    "cut": (changed("3.bias", raw(npy(np.zeros(3, np.float32))[:-1])), "holds 11 bytes, not 12"),
+    "garbage": (changed("3.bias", raw(b"\x80\x04garbage")), "is not a valid array"),
+    "empty": (changed("3.bias", raw(b"")), "is not a valid array"),
+    "cut": (changed("3.bias", raw(npy(np.zeros(3, np.float32))[:-1])), "must hold 12 bytes, got 11"),
     "huge": (changed("3.bias", raw(claiming((9000000000,)))), "9000000000"),
-    "broken header": (changed("3.bias", raw(claiming((3,)).replace(b", }", b",  "))), "is no array"),
+    "broken header": (changed("3.bias", raw(claiming((3,)).replace(b", }", b",  "))), "is not a valid array"),
     "other format": (changed("3.bias", Array("float32", (3,), "torch.pickle", b"x")), "serialized as 'torch.pickle'"),
     "no count": (good() | {"metrics": MetricRecord({"train_loss": 1.0})}, "'num-examples' must be a number, got None"),
     "listed counts": (good() | {"metrics": MetricRecord({"num-examples": [1.5]})}, r"must be a number, got \[1.5\]"),
@@ -150,7 +150,7 @@ def test_an_answer_is_read_as_flowers_own_strategies_read_it(told: float, read: 
     why = CODEC.dropped(content)
     assert why == {
         "loss": "it is nan",
-        "per-class": "it is a list, and only numbers are kept",
+        "per-class": "it is a list, not a number",
         "x" * 101: "its name is longer than 100 characters",
     }
 
@@ -196,4 +196,4 @@ def test_a_client_cannot_fill_the_record() -> None:
     many = {f"m{number}": 1.0 for number in range(1000)}
     content = CODEC.answer(replace(update, metrics=many), trained)
     assert len(CODEC.read_answer(content, dispatch()).metrics) <= 64
-    assert set(CODEC.dropped(content).values()) == {"there are more than 63"}
+    assert set(CODEC.dropped(content).values()) == {"there are more than 63 metrics"}

@@ -11,7 +11,7 @@ from flwr.app import RecordDict
 
 from fedecho.core.types import ClientUpdate, Dispatch, Joined, Left, Lost, Refused
 from fedecho.flower.codec import Codec
-from fedecho.flower.grid import Patience, SuperLinkGoneError, Waiting
+from fedecho.flower.grid import Deadlines, SuperLinkGoneError, Waiting
 from fedecho.flower.transport import GridTransport
 from fedecho.flower.wire import introduction
 
@@ -85,8 +85,8 @@ def test_nodes_are_asked_which_client_they_are() -> None:
     assert transport.gather() == [0, 2]
     transport.send(dispatch(0, client=2))
     assert grid.orders()[0].metadata.dst_node_id == 71, "the first that claims a number has it"
-    assert any("node 73 says it is client 2, which node 71 is already" in text for text in said)
-    assert any("node 74 says it is client 9, but clients are 0 to 2" in text for text in said)
+    assert any("node 73 claims to be client 2, which is node 71" in text for text in said)
+    assert any("node 74 claims to be client 9, but clients are 0 to 2" in text for text in said)
 
 
 def test_a_node_that_cannot_say_who_it_is_is_asked_thrice_and_left_alone() -> None:
@@ -117,8 +117,8 @@ def test_a_node_that_cannot_say_who_it_is_is_asked_thrice_and_left_alone() -> No
             "<class 'RuntimeError'>:<'no\nmemory'>",
             Lost(0, "its app raised: <class 'RuntimeError'>:<'no memory'>", "client failed"),
         ),
-        (3, "whatever", Lost(0, "the answer is lost (past its time to live)", "answer lost")),
-        (5, "whatever", Left(0, "the node went away", "node gone")),
+        (3, "whatever", Lost(0, "the answer expired (past its time to live)", "answer lost")),
+        (5, "whatever", Left(0, "the node disconnected", "node gone")),
         (8, "killed", Lost(0, "its app crashed: killed", "client failed")),
         (77, "new", Lost(0, "error 77", "client failed")),
     ],
@@ -138,7 +138,9 @@ def test_an_answer_that_cannot_be_read_is_refused() -> None:
     transport.gather()
     transport.send(dispatch())
     grid.answer(grid.orders()[0], RecordDict())
-    assert transport.receive() == Refused(0, "the answer cannot be read: there is no record 'metrics' among nothing")
+    assert transport.receive() == Refused(
+        0, "the answer cannot be read: record 'metrics' is missing; the message has no records"
+    )
 
 
 def test_a_metric_that_is_not_kept_is_said_once_and_the_update_counts() -> None:
@@ -153,7 +155,7 @@ def test_a_metric_that_is_not_kept_is_said_once_and_the_update_counts() -> None:
         got = transport.receive()
         assert isinstance(got, ClientUpdate)
         assert got.metrics == {"f1": 0.5}
-    assert said == ["metric 'loss' of client 0 is not kept: it is nan. Its update counts; this is said once"]
+    assert said == ["metric 'loss' of client 0 is dropped: it is nan. The update itself is used (logged once)"]
 
 
 def test_an_answer_from_another_node_is_refused() -> None:
@@ -167,7 +169,7 @@ def test_an_answer_from_another_node_is_refused() -> None:
     grid.answer(message, update_for(order))
     got = transport.receive()
     assert isinstance(got, Refused)
-    assert "comes from node 12, not 11" in got.reason
+    assert "sent by node 12, not by node 11" in got.reason
 
 
 def test_a_late_answer_never_closes_a_newer_dispatch() -> None:
@@ -182,7 +184,7 @@ def test_a_late_answer_never_closes_a_newer_dispatch() -> None:
     assert len(grid.orders()) == 1, "a busy node gets nothing new"
     grid.later(nothing, lambda: grid.answer(sent(grid, 0), update_for(first)))
     late = transport.receive()
-    assert late == Lost(0, "answer to dispatch 0 came after its deadline", "deadline")
+    assert late == Lost(0, "the answer to dispatch 0 came after its deadline", "deadline")
     assert transport.receive() == Joined(0), "only now it is free"
     transport.send(second)
     grid.answer(sent(grid, 0), update_for(first))  # once more, as a broken node may
@@ -199,7 +201,7 @@ def test_a_node_that_goes_away_and_another_that_takes_its_place() -> None:
     order = dispatch(0, client=1)
     transport.send(order)
     grid.later(lambda: grid.nodes.remove(12), *[nothing] * 4)
-    assert transport.receive() == Left(1, "its node went away", "node gone")
+    assert transport.receive() == Left(1, "its node disconnected", "node gone")
     grid.answer(sent(grid, 0), update_for(order))
     grid.later(lambda: grid.nodes.append(13), *[nothing] * 5)
     assert transport.receive() == Joined(1), "the update of the node that went is not asked for"
@@ -215,7 +217,7 @@ def test_a_node_started_anew_waits_until_its_former_self_is_gone() -> None:
     transport.send(dispatch())
     grid.later(lambda: grid.nodes.append(72), *[nothing] * 5, lambda: grid.answer(grid.orders("query")[1], introduction(0)))
     grid.later(lambda: grid.nodes.remove(71), *[nothing] * 6)
-    assert transport.receive() == Left(0, "its node went away", "node gone")
+    assert transport.receive() == Left(0, "its node disconnected", "node gone")
     assert transport.receive() == Joined(0)
     transport.send(dispatch(1))
     assert sent(grid, 1).metadata.dst_node_id == 72
@@ -227,7 +229,7 @@ def test_a_node_that_cannot_be_asked_and_was_started_anew_gets_work_when_its_for
     transport.gather()
     transport.send(dispatch())
     grid.later(lambda: grid.nodes.append(72), *[nothing] * 6, lambda: grid.nodes.remove(71), *[nothing] * 6)
-    assert transport.receive() == Left(0, "its node went away", "node gone")
+    assert transport.receive() == Left(0, "its node disconnected", "node gone")
     assert transport.receive() == Joined(0)
     transport.send(dispatch(1))
     assert sent(grid, 1).metadata.dst_node_id == 72
@@ -238,7 +240,7 @@ def test_a_dispatch_for_an_absent_client_comes_back_at_once() -> None:
     transport = transport_on(grid)
     transport.gather()
     transport.send(dispatch(0, client=2))
-    assert transport.receive() == Left(2, "no node is connected for it", "node gone")
+    assert transport.receive() == Left(2, "no node is connected for this client", "node gone")
     assert grid.orders() == []
 
 
@@ -253,18 +255,18 @@ def test_a_message_that_cannot_be_pushed_is_lost(monkeypatch: pytest.MonkeyPatch
 
 def test_deadlines_learn_from_each_clients_runtimes_and_the_ttl_lies_above_them() -> None:
     waiting = Waiting(timeout_s=1000, least_s=20, slack=10)
-    patience = Patience(waiting)
-    assert patience.deadline_s(0) == 1000, "nothing is known yet"
-    patience.saw(0, 1.0)
-    assert patience.deadline_s(0) == 20
-    assert patience.deadline_s(1) == 1000, "a fast neighbour says nothing of a client never heard from"
-    patience.saw(0, 5.0)
-    patience.saw(0, 2.0)
-    assert patience.deadline_s(0) == 50
-    assert patience.ttl_s == 3000
-    patience.saw(1, 700.0)
-    assert patience.deadline_s(1) == 1000
-    assert patience.ttl_s == 21000
+    deadlines = Deadlines(waiting)
+    assert deadlines.deadline_s(0) == 1000, "nothing is known yet"
+    deadlines.record(0, 1.0)
+    assert deadlines.deadline_s(0) == 20
+    assert deadlines.deadline_s(1) == 1000, "a fast neighbour says nothing of a client never heard from"
+    deadlines.record(0, 5.0)
+    deadlines.record(0, 2.0)
+    assert deadlines.deadline_s(0) == 50
+    assert deadlines.ttl_s == 3000
+    deadlines.record(1, 700.0)
+    assert deadlines.deadline_s(1) == 1000
+    assert deadlines.ttl_s == 21000
 
 
 def test_the_ttl_is_on_the_message() -> None:
@@ -286,12 +288,12 @@ def test_the_clock_goes_on_after_a_resume() -> None:
     grid = ScriptedGrid(11)
     before = transport_on(grid)
     grid.time = 42.0
-    before.patience.saw(0, 7.0)
+    before.deadlines.record(0, 7.0)
     after = transport_on(grid)
     after.restore(before.snapshot())
     grid.time = 50.0
     assert after.now == 50.0
-    assert after.patience.slowest_s == {0: 7.0}
+    assert after.deadlines.slowest_s == {0: 7.0}
 
 
 def given_up(grid: ScriptedGrid, ask: bool = False) -> GridTransport:
@@ -326,7 +328,7 @@ def test_a_node_whose_message_vanished_is_free_when_it_answers_a_question(answer
 
 def test_what_is_given_up_keeps_no_model_in_memory() -> None:
     transport = given_up(ScriptedGrid(11))
-    (late,) = transport._late.values()
+    (late,) = transport._overdue.values()
     assert (late.client, late.number, late.node, late.dispatch) == (0, 0, 11, None)
 
 
@@ -338,7 +340,7 @@ def test_a_late_word_that_the_node_is_gone_frees_nobody() -> None:
     grid.later(nothing, nothing, lambda: grid.nodes.append(12), *[nothing] * 6)
     assert transport.receive() == Joined(0)
     assert transport.roster.node_of(0) == 12, "it is the new node that joined"
-    assert transport.patience.slowest_s == {}
+    assert transport.deadlines.slowest_s == {}
 
 
 def test_an_expired_order_frees_a_node_only_when_it_answers_itself() -> None:
@@ -349,7 +351,7 @@ def test_an_expired_order_frees_a_node_only_when_it_answers_itself() -> None:
     grid.later(*[nothing] * 3, lambda: grid.answer(grid.orders("query")[1], introduction(0)))
     assert transport.receive() == Joined(0)
     assert grid.when_slept == [], "not before the second question was answered"
-    assert transport.patience.slowest_s == {}
+    assert transport.deadlines.slowest_s == {}
 
 
 def test_a_probe_that_finds_the_node_gone_lets_it_come_anew() -> None:
@@ -373,7 +375,7 @@ def test_a_question_that_comes_to_nothing_is_asked_again(how: str, monkeypatch: 
 
 
 def test_more_nodes_than_there_are_clients_are_never_waited_for() -> None:
-    with pytest.raises(ValueError, match="min_nodes = 4 would be waited for for ever: num_clients is 3"):
+    with pytest.raises(ValueError, match="min_nodes is 4 but num_clients is only 3"):
         transport_on(ScriptedGrid(), min_nodes=4)
 
 
@@ -431,4 +433,4 @@ def test_content_that_is_no_records_is_refused() -> None:
     grid._answers.append(reply)
     got = transport.receive()
     assert isinstance(got, Refused)
-    assert got.reason == "the answer cannot be read: the content is a list, not records"
+    assert got.reason == "the answer cannot be read: the content is a list, not a RecordDict"

@@ -65,12 +65,12 @@ def test_a_node_gets_what_the_app_asks_of_it(monkeypatch: pytest.MonkeyPatch, tm
         ("num-partitions", "takes key=value pairs"),
         ("num-partitions=3, x=", "takes key=value pairs"),
         ("", "takes key=value pairs"),
-        ("a=1 a=2", "cannot be read"),
-        ("name=alice", "cannot be read"),
-        ("file=a.toml", "cannot be read"),
-        ("sizes=[1,2]", "cannot be read"),
-        ("partition-id=2", "'partition-id' is 1 by --client and 2 by --node-config: which?"),
-        ("nowhere.toml", "cannot be read from 'nowhere.toml'"),
+        ("a=1 a=2", "cannot read --node-config from"),
+        ("name=alice", "cannot read --node-config from"),
+        ("file=a.toml", "cannot read --node-config from"),
+        ("sizes=[1,2]", "cannot read --node-config from"),
+        ("partition-id=2", "'partition-id' is 1 by --client and 2 by --node-config: give it only once"),
+        ("nowhere.toml", "cannot read --node-config from 'nowhere.toml'"),
     ],
 )
 def test_what_flower_would_pass_over_is_said(text: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,9 +82,9 @@ def test_what_flower_would_pass_over_is_said(text: str, told: str, monkeypatch: 
 
 def test_what_flowers_quotes_cannot_hold_is_refused() -> None:
     for value in ("both ' and \"", "two\nlines"):
-        with pytest.raises(ValueError, match="which Flower cannot take"):
+        with pytest.raises(ValueError, match="which Flower does not accept"):
             as_words("--node-config", {"key": value})
-    with pytest.raises(ValueError, match="Flower takes no key 'a b'"):
+    with pytest.raises(ValueError, match="Flower does not accept the key 'a b'"):
         as_words("--node-config", {"a b": 1})
 
 
@@ -113,11 +113,11 @@ def test_a_key_that_an_app_does_not_have_is_named(theirs: Path, monkeypatch: pyt
         told, said, code = submitted(monkeypatch, str(theirs), *words)
         key = {"--run-config": "rounds"}.get(words[0], words[0][2:])
         assert (told, code) == ({}, 2)
-        assert f"the app has no '{key}' in its configuration" in said
+        assert f"the app has no setting '{key}'" in said
         assert "which has local.batch-size, num-server-rounds" in said
     _, said, code = submitted(monkeypatch, str(DIGITS), "--versions", "9", "--run-config", "versions=8")
     assert code == 2
-    assert "'versions' is 9 by --versions and 8 by --run-config: which?" in said
+    assert "'versions' is 9 by --versions and 8 by --run-config: give it only once" in said
 
 
 def test_the_same_twice_is_no_question() -> None:

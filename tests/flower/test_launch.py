@@ -33,7 +33,7 @@ def test_nothing_is_sent_home_and_nothing_installed() -> None:
     assert told["FLWR_DISABLE_UPDATE_CHECK"] == told["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
     assert told["PATH"].split(":")[0] == str(Path(sys.executable).parent)
     assert told["FLWR_HOME"] == "/home/of/flower"
-    assert "FLWR_HOME" not in launch.QUIET
+    assert "FLWR_HOME" not in launch.HARDENED
 
 
 def executed(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[list[str], str, int]:
@@ -64,10 +64,10 @@ def test_serve_is_secure_unless_told_otherwise(keys: Path, monkeypatch: pytest.M
     assert "--enable-supernode-auth" not in words
     words, said, code = executed(monkeypatch, "serve")
     assert (words, code) == ([], 2)
-    assert "--ca is missing: give it, or --insecure" in said
+    assert "--ca is missing: give the file, or --insecure" in said
     words, said, code = executed(monkeypatch, "serve", *files[:4], "--key", "nowhere")
     assert code == 2
-    assert "--key: there is no file nowhere" in said
+    assert "--key: nowhere is not a file" in said
     words, _, _ = executed(monkeypatch, "serve", "--insecure")
     assert "--insecure" in words
 
@@ -104,7 +104,7 @@ def test_certificates_are_for_the_hosts_and_keys_are_private(keys: Path) -> None
     assert (keys / "node0.pub").read_text().startswith("ecdsa-sha2-nistp384")
     again = CliRunner().invoke(app, ["certificates", str(keys), "--host", "x"])
     assert again.exit_code == 2
-    assert "exists already" in again.output
+    assert "already exists" in again.output
 
 
 def test_flwr_that_fails_and_exits_with_zero_is_a_failure(tmp_path: Path) -> None:

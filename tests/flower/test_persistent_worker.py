@@ -17,7 +17,7 @@ from fedecho.core.types import Dispatch, GlobalModel
 from fedecho.flower import client_app as link
 from fedecho.flower.codec import Codec
 from fedecho.flower.wire import receive_frame, send_frame
-from fedecho.flower.worker import birth, experiment_of, serve, work
+from fedecho.flower.worker import experiment_of, serve, start_time_of, work
 from fedecho.runs.build import bound_network
 
 REFERENCE = "fedecho.flower.config:experiment"
@@ -76,7 +76,7 @@ def test_a_worker_gives_the_same_bytes_keeps_its_state_outside_and_ends_with_its
     assert "control" in state.array_records, "c_i travels with the context, not with the worker"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-    with pytest.raises(link.WorkerFailedError, match=r"ValueError: there is no record 'config' among nothing"):
+    with pytest.raises(link.WorkerFailedError, match=r"ValueError: record 'config' is missing; the message has no records"):
         link.work_in_worker(REFERENCE, CONFIG, RecordDict(), state)
     answer, _ = link.work_in_worker(REFERENCE, CONFIG, order(), RecordDict())
     assert plain(answer) == plain(work(REFERENCE, CONFIG, order(), RecordDict())[0]), "it goes on after a failed job"
@@ -106,11 +106,11 @@ def test_a_worker_that_nobody_asks_ends(tmp_path: Path) -> None:
 
 
 def test_a_process_is_told_from_another_under_its_number(node: subprocess.Popen[bytes]) -> None:
-    assert birth(os.getpid()) == birth(os.getpid())
-    assert birth(node.pid) != birth(os.getpid())
+    assert start_time_of(os.getpid()) == start_time_of(os.getpid())
+    assert start_time_of(node.pid) != start_time_of(os.getpid())
     node.kill()
     node.wait()
-    assert birth(node.pid) is None
+    assert start_time_of(node.pid) is None
 
 
 def test_what_a_killed_worker_left_behind_is_no_obstacle(as_node: subprocess.Popen[bytes]) -> None:
@@ -126,7 +126,7 @@ def test_a_worker_that_cannot_start_is_an_error_that_says_where_to_look(
     as_node: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(link.WorkerFailedError, match=r"the worker ended with code 1; see .*\.log"):
+    with pytest.raises(link.WorkerFailedError, match=r"the worker exited with code 1; see .*\.log"):
         link.work_in_worker(REFERENCE, CONFIG, order(), RecordDict())
 
 

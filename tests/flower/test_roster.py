@@ -3,38 +3,38 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedecho.flower.grid import Change, Roster
+from fedecho.flower.grid import Roster, RosterChange
 
 
 def test_nodes_that_come_and_go() -> None:
     roster = Roster(3)
-    assert roster.look([5, 9]) == Change([5, 9], [])
+    assert roster.refresh([5, 9]) == RosterChange([5, 9], [])
     assert roster.enter(9, 0)
     assert roster.enter(5, 2)
     assert roster.clients == [0, 2]
-    assert roster.look([9, 7]) == Change([7], [2])
+    assert roster.refresh([9, 7]) == RosterChange([7], [2])
     assert roster.node_of(2) is None
-    assert roster.look([9, 7]) == Change([], [])
-    assert roster.look([]) == Change([], [0]), "a node that never said who it is was nobody"
+    assert roster.refresh([9, 7]) == RosterChange([], [])
+    assert roster.refresh([]) == RosterChange([], [0]), "a node that never said who it is was nobody"
 
 
 def test_a_number_has_one_node() -> None:
     said: list[str] = []
     roster = Roster(2, said.append)
-    roster.look([1, 2, 3])
+    roster.refresh([1, 2, 3])
     assert roster.enter(1, 0)
     assert not roster.enter(2, 0)
     assert not roster.enter(2, 2)
     assert not roster.enter(2, -1)
     assert len(said) == 3
-    assert roster.heirs() == []
+    assert roster.admit_waiting() == []
     roster.forget(1)
-    assert roster.heirs() == [0], "who waited for it has it now"
+    assert roster.admit_waiting() == [0], "who waited for it has it now"
     assert roster.node_of(0) == 2
     assert not roster.enter(3, 0)
-    roster.look([2])
+    roster.refresh([2])
     roster.forget(2)
-    assert roster.heirs() == [], "who waited is gone too"
+    assert roster.admit_waiting() == [], "who waited is gone too"
 
 
 def test_numbers_for_nodes_that_cannot_be_asked() -> None:
@@ -54,19 +54,19 @@ def test_numbers_for_nodes_that_cannot_be_asked() -> None:
 def test_a_node_without_a_number_gets_the_next_that_is_free_and_is_spoken_of_once() -> None:
     said: list[str] = []
     roster = Roster(1, said.append)
-    roster.look([8, 9])
+    roster.refresh([8, 9])
     assert roster.enter(8, 0)
     assert roster.number(9) is None
-    assert roster.heirs() == []
+    assert roster.admit_waiting() == []
     assert len(said) == 1
-    roster.look([9])
-    assert roster.heirs() == [0]
+    roster.refresh([9])
+    assert roster.admit_waiting() == [0]
     assert roster.node_of(0) == 9
-    roster.look([9, 7, 6])
+    roster.refresh([9, 7, 6])
     assert roster.number(7) is None
     assert roster.number(6) is None
-    roster.look([6])
-    assert roster.heirs() == [0], "node 7 went while it waited"
+    roster.refresh([6])
+    assert roster.admit_waiting() == [0], "node 7 went while it waited"
     assert roster.node_of(0) == 6
 
 

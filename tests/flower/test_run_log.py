@@ -59,8 +59,8 @@ def test_a_run_says_what_it_is_and_what_it_came_to(logged: list[str], tmp_path: 
         first,
     )
     assert re.fullmatch(r"finished: 4 versions in .* min, 8 updates accepted, 0 rejected, 0 lost", last[0])
-    assert re.fullmatch(r"accuracy [\d.]+, mean accuracy of the last ten [\d.]+ %, mean staleness [\d.]+", last[1])
-    assert last[2] == f"the model is in {tmp_path / 'run' / 'model.safetensors'}"
+    assert re.fullmatch(r"accuracy [\d.]+, mean accuracy of the last ten evaluations [\d.]+ %, mean staleness [\d.]+", last[1])
+    assert last[2] == f"model saved to {tmp_path / 'run' / 'model.safetensors'}"
     assert (tmp_path / "run" / "model.safetensors").is_file()
 
 
@@ -81,7 +81,7 @@ def test_failures_are_told_a_few_times_and_then_counted(logged: list[str]) -> No
     assert len(result.train_metrics_clientapp) == 20
     told = [line for line in logged if "lost, its app raised: <class 'KeyError'>:<'img'>" in line]
     assert len(told) == 3
-    assert told[-1].endswith("(further ones of the kind 'client failed' are counted)")
+    assert told[-1].endswith("(further 'client failed' failures are only counted)")
     lost = int(re.search(r"(\d+) lost \(client failed \1\)", logged[-2])[1])
     assert lost >= 20
 
@@ -92,7 +92,7 @@ def test_further_failures_are_counted_once_a_minute() -> None:
     grid = refusing(grid_for(experiment), every=2)
     grid.runtime = lambda client, dispatch: 40.0 + client
     run(experiment, grid, None, say=said.append, clock=lambda: grid.now)
-    words = r"(\d+) more of the kind 'client failed' in .*, (\d+) in all; the last one: client \d"
+    words = r"(\d+) more 'client failed' failures in .*, (\d+) in total; the last one: client \d"
     counted = [re.match(words, line) for line in said]
     found = [(int(match[1]), int(match[2])) for match in counted if match]
     assert found, said
@@ -132,6 +132,6 @@ def test_a_resumed_run_counts_what_was_before(tmp_path: Path) -> None:
         run(experiment, grid, tmp_path)
     said: list[str] = []
     run(experiment, grid_for(experiment), tmp_path, say=said.append)
-    assert said[0] == f"going on from version 3 of the run in {tmp_path}"
+    assert said[0] == f"resuming the run in {tmp_path} from version 3"
     assert "8 versions of 3 updates" in said[1]
     assert re.search(r"24 updates accepted, 0 rejected, \d+ lost", said[-3])

@@ -58,7 +58,7 @@ def test_flowers_own_grid_gives_up(tmp_path: Path) -> None:
     """By itself it would ask for ever."""
     grid = HttpGrid(f"127.0.0.1:{free_port()}", insecure=True, token="none")
     began = time.monotonic()
-    with pytest.raises(SuperLinkGoneError, match=r"no answer from the SuperLink for 0.2 s .*: submit the app again"):
+    with pytest.raises(SuperLinkGoneError, match=r"the SuperLink has not answered for 0.2 s .*: submit the app again"):
         strategy(tmp_path, gone_s=0.2).start(grid, ArrayRecord(net().state_dict()))
     assert time.monotonic() - began < 10
     assert not (tmp_path / ".lock").exists()
@@ -68,7 +68,7 @@ def test_flowers_own_grid_gives_up(tmp_path: Path) -> None:
 @pytest.mark.parametrize("call", ["get_node_ids", "push_messages", "pull_messages"])
 def test_the_run_stops_and_goes_on(call: str, error: Exception, tmp_path: Path) -> None:
     arrays = ArrayRecord(net().state_dict())
-    with pytest.raises(SuperLinkGoneError, match="submit the app again with the same run folder to go on"):
+    with pytest.raises(SuperLinkGoneError, match="submit the app again with the same run folder to resume"):
         strategy(tmp_path).start(Breaking(call, error), arrays, num_rounds=6)
     versions = len(lines(tmp_path, "version"))
     saved = arrivals(tmp_path)[: 2 * versions]

@@ -1,6 +1,6 @@
-"""FedEcho over a network: the same algorithms on Flower, asynchronous for real. Needs the extra ``fedecho[flower]``.
+"""FedEcho over a network: the same algorithms, run asynchronously on Flower. Needs the extra ``fedecho[flower]``.
 
-This file and what a client's process imports stay free of torch, so that the short-lived process of a message starts fast.
+This module and the imports of a client process are free of torch, because Flower starts a process for each message.
 """
 
 from importlib import import_module
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 __all__ = ["AsyncStrategy", "Waiting", "make_client_app", "make_server_app"]
 
-WHERE = {"AsyncStrategy": "strategy", "Waiting": "grid", "make_client_app": "client_app", "make_server_app": "server_app"}
+MODULE_OF = {"AsyncStrategy": "strategy", "Waiting": "grid", "make_client_app": "client_app", "make_server_app": "server_app"}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in WHERE:
+    if name not in MODULE_OF:
         raise AttributeError(f"module 'fedecho.flower' has no attribute {name!r}")
-    return getattr(import_module(f"fedecho.flower.{WHERE[name]}"), name)
+    return getattr(import_module(f"fedecho.flower.{MODULE_OF[name]}"), name)

@@ -1,4 +1,4 @@
-"""The client of a deployment: a Flower ``ClientApp`` that hands its jobs to a persistent worker."""
+"""The client of a deployment: a Flower ``ClientApp`` that passes its jobs to a persistent worker."""
 
 import contextlib
 import json
@@ -22,25 +22,25 @@ from fedecho.flower.config import Settings, in_simulation, pause_of
 from fedecho.flower.wire import CONTROL, check_addressee, introduction, partition_of, receive_frame, send_frame
 
 START_S = 120.0
-"""How long a worker may take to come up: it imports torch on a machine that may be busy."""
+"""Start-up timeout of a worker. It imports torch, possibly on a busy machine."""
 
 
 class WorkerFailedError(RuntimeError):
-    """The job failed in the worker; the text is the worker's."""
+    """A job failed in the worker, or the worker did not start."""
 
 
 def socket_folder() -> Path:
-    """Ours alone: whoever may connect could train with this node's data."""
+    """A folder that only the current user can enter: whoever can connect could train on this node's data."""
     folder = Path(tempfile.gettempdir()) / f"fedecho-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) != 0o700:
-        raise PermissionError(f"{folder} must be a folder that only its owner may enter (mode 700): remove it")
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) != 0o700:
+        raise PermissionError(f"{folder} must be a folder that only its owner may enter (mode 700): remove it and try again")
     return folder
 
 
 def socket_path(owner: int, reference: str) -> Path:
-    """One worker per node and app: the node is the process that starts clients, the app is where its code lies."""
+    """The socket of the worker for a node (the process that starts clients) and an app (its code on ``sys.path``)."""
     identity = json.dumps([owner, reference, sys.path, sys.executable])
     return socket_folder() / f"{sha256(identity.encode()).hexdigest()[:24]}.sock"
 
@@ -48,9 +48,9 @@ def socket_path(owner: int, reference: str) -> Path:
 def work_in_worker(
     reference: str, run_config: Mapping[str, Any], content: RecordDict, state: RecordDict
 ) -> tuple[RecordDict, RecordDict]:
-    """``job.work``, in the worker of this node."""
+    """Run ``worker.work`` in this node's persistent worker."""
     path = socket_path(os.getppid(), reference)
-    with _connected(path, os.getppid()) as link:
+    with _connect(path, os.getppid()) as link:
         send_frame(link, {"reference": reference, "run_config": dict(run_config)}, content, state)
         note, contents = receive_frame(link)
     if "error" in note:
@@ -59,27 +59,27 @@ def work_in_worker(
     return answer, state
 
 
-def _connected(path: Path, owner: int) -> socket.socket:
-    link = _try(path)
+def _connect(path: Path, owner: int) -> socket.socket:
+    link = _try_connect(path)
     if link is not None:
         return link
     with contextlib.suppress(FileNotFoundError):
-        path.unlink()  # left behind by a worker that was killed
+        path.unlink()  # left over from a killed worker
     process = start_worker(path, owner)
-    ends = time.monotonic() + START_S
-    while time.monotonic() < ends:
-        link = _try(path)
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        link = _try_connect(path)
         if link is not None:
             return link
         if process.poll() is not None:
-            raise WorkerFailedError(f"the worker ended with code {process.returncode}; see {path.with_suffix('.log')}")
+            raise WorkerFailedError(f"the worker exited with code {process.returncode}; see {path.with_suffix('.log')}")
         time.sleep(0.02)
     process.kill()
-    raise WorkerFailedError(f"the worker did not come up within {START_S:.0f} s; see {path.with_suffix('.log')}")
+    raise WorkerFailedError(f"the worker did not start within {START_S:.0f} s; see {path.with_suffix('.log')}")
 
 
 def start_worker(path: Path, owner: int) -> subprocess.Popen[bytes]:
-    """Detached, for this process ends before it; it watches ``owner`` and ends with it."""
+    """Start a detached worker. It outlives this process, watches ``owner`` and exits with it."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(part for part in sys.path if part)}
     log = os.open(path.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
@@ -93,11 +93,11 @@ def start_worker(path: Path, owner: int) -> subprocess.Popen[bytes]:
         )
     finally:
         os.close(log)
-    threading.Thread(target=process.wait, daemon=True).start()  # whoever lives longer, nothing is left behind
+    threading.Thread(target=process.wait, daemon=True).start()  # reaps the worker if it exits first
     return process
 
 
-def _try(path: Path) -> socket.socket | None:
+def _try_connect(path: Path) -> socket.socket | None:
     link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         link.connect(str(path))
@@ -111,10 +111,11 @@ FROM_RUN_CONFIG = "fedecho.flower.config:experiment"
 
 
 def make_client_app(experiment: str = FROM_RUN_CONFIG) -> ClientApp:
-    """``experiment`` is ``module:function``, a function from the app's configuration to an ``Experiment``.
+    """Make the ``ClientApp`` of an experiment.
 
-    It is named, not passed: only the worker imports it. ``worker = false`` in the app's configuration trains in Flower's own
-    process instead, as Flower's simulation engine always does. ``pause-s`` in a node's configuration makes it slow, for trials.
+    ``experiment`` names a function as ``module:function``, which turns the app's configuration into an ``Experiment``. Only the
+    worker imports it. With ``worker = false`` in the app's configuration, and always in Flower's simulation engine, jobs run in
+    Flower's own process instead. ``pause-s`` in a node's configuration delays each job, to try out slow clients.
     """
     app = ClientApp()
 
@@ -130,7 +131,7 @@ def make_client_app(experiment: str = FROM_RUN_CONFIG) -> ClientApp:
 
 
 def train_content(experiment: str, content: RecordDict, context: Context) -> RecordDict:
-    """The answer to a dispatch; what the client must remember goes into its context."""
+    """Train on a dispatch and return the answer. The client's control variate is kept in ``context``."""
     check_addressee(content, context.node_config)
     settings = Settings.of(context.run_config)
     time.sleep(pause_of(context.node_config))

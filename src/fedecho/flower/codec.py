@@ -1,4 +1,4 @@
-"""Dispatches and updates as Flower's records and back, with arrays in the .npy format."""
+"""Converts dispatches and updates to Flower's records and back, with arrays in the .npy format."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -42,25 +42,25 @@ def to_array(tensor: Tensor) -> Array:
 
 
 def to_tensor(array: Array, name: str, shape: tuple[int, ...], dtype: str = "float32") -> Tensor:
-    """The array as a tensor of this very shape and type; anything else is an error that says what came."""
+    """Decode an array. Raises ValueError unless it has exactly this shape, type and size."""
     if array.stype != NUMPY:
         raise ValueError(f"{name!r} is serialized as {array.stype!r}, not {NUMPY!r}")
-    got, fortran, kind, start = _header(array.data, name)
-    if got != shape:
-        raise ValueError(f"{name!r} must have shape {shape}, got {got}")
-    if kind != np.dtype(dtype):
-        raise ValueError(f"{name!r} must be of type {dtype}, got {kind}")
+    actual_shape, fortran, actual_dtype, start = _header(array.data, name)
+    if actual_shape != shape:
+        raise ValueError(f"{name!r} must have shape {shape}, got {actual_shape}")
+    if actual_dtype != np.dtype(dtype):
+        raise ValueError(f"{name!r} must be of type {dtype}, got {actual_dtype}")
     size = prod(shape)
-    if len(array.data) - start != size * kind.itemsize:
-        raise ValueError(f"{name!r} holds {len(array.data) - start} bytes, not {size * kind.itemsize}")
+    if len(array.data) - start != size * actual_dtype.itemsize:
+        raise ValueError(f"{name!r} must hold {size * actual_dtype.itemsize} bytes, got {len(array.data) - start}")
     if size == 0:
         return torch.zeros(shape, dtype=getattr(torch, dtype))
-    values = np.frombuffer(bytearray(memoryview(array.data)[start:]), kind, size)
+    values = np.frombuffer(bytearray(memoryview(array.data)[start:]), actual_dtype, size)
     return torch.from_numpy(values.reshape(shape, order="F" if fortran else "C"))
 
 
 def shape_of(array: Array, name: str) -> tuple[tuple[int, ...], str]:
-    """Shape and type as the data says, not as the label does."""
+    """Shape and type from the header of the data, not from the array's own fields, which are not checked."""
     shape, _, kind, _ = _header(array.data, name)
     return shape, str(kind)
 
@@ -71,23 +71,25 @@ def _header(data: bytes, name: str) -> tuple[tuple[int, ...], bool, np.dtype[np.
         major, _ = npy.read_magic(file)
         read = npy.read_array_header_1_0 if major == 1 else npy.read_array_header_2_0
         shape, fortran, kind = read(file)
-    except Exception as error:  # numpy evaluates the header as Python text, which fails in many ways
-        raise ValueError(f"{name!r} is no array: {error}") from None
+    except Exception as error:  # numpy parses the header as a Python literal, which can fail in many ways
+        raise ValueError(f"{name!r} is not a valid array: {error}") from None
     return tuple(shape), bool(fortran), kind, file.tell()
 
 
 MOST_METRICS = 64
-"""Of one answer: a client must not fill the server's record."""
+"""Per answer, so that a client cannot fill the server's record."""
+
 Records = dict[str, ArrayRecord | MetricRecord | ConfigRecord]
 
 
 @dataclass(frozen=True)
 class Codec:
-    """For models of one layout. ``fixed`` are arrays that travel with the model and never change (counters of a user's model).
+    """Encodes and decodes messages for models of one layout.
 
-    ``tied`` are further names of arrays of the layout, as of a user's module whose layers share a weight.
-    ``config`` goes with every dispatch (a user's ``train_config``). ``order`` is that of a user's own arrays, whose client may
-    know them by their place alone. With ``keep_examples`` an update's metrics hold ``num-examples`` too.
+    ``fixed`` arrays are sent with the model but never change, such as counters. ``tied`` maps further names to arrays of the
+    layout, for layers that share a weight. ``config`` is added to every dispatch (Flower's ``train_config``). ``order`` lists
+    all arrays in the user's order, since a client may rely on positions. With ``keep_examples`` the metrics of an update
+    include ``num-examples``.
     """
 
     layout: Layout
@@ -98,7 +100,7 @@ class Codec:
     tied: Mapping[str, str] = field(default_factory=dict)
 
     def arrays(self, weights: Weights) -> ArrayRecord:
-        """A model as Flower users know it."""
+        """A model as an ``ArrayRecord`` with a name for each array."""
         named = {name: to_array(tensor) for name, tensor in self.layout.named(weights).items()} | dict(self.fixed)
         named |= {name: named[first] for name, first in self.tied.items()}
         return ArrayRecord({name: named[name] for name in self.order or named})
@@ -119,7 +121,7 @@ class Codec:
         return Dispatch(number, client, GlobalModel(version, weights, self._read_vector(content, CORRECTION)), seed)
 
     def answer(self, update: ClientUpdate, trained: Weights) -> RecordDict:
-        """``trained`` is y, the client's own weights: the update's delta would have lost its last bits."""
+        """Encode an update as the trained weights y, because recomputing them from the delta would round."""
         counts = {NUM_EXAMPLES: update.num_examples, NUM_STEPS: update.num_steps}
         records: Records = {ARRAYS: self.arrays(trained), METRICS: MetricRecord({**update.metrics, **counts})}
         if update.correction is not None:
@@ -127,7 +129,7 @@ class Codec:
         return RecordDict(records)
 
     def read_answer(self, content: RecordDict, dispatch: Dispatch) -> ClientUpdate:
-        """The update that answers ``dispatch``. A ValueError says what cannot be read."""
+        """Decode the answer to ``dispatch``. Raises ValueError with the reason if it is malformed."""
         metrics = dict(only_record(content, METRICS, content.metric_records))
         models = {name: record for name, record in content.array_records.items() if name != CORRECTION}
         trained = self._weights(only_record(content, ARRAYS, models))
@@ -144,17 +146,17 @@ class Codec:
         )
 
     def dropped(self, content: RecordDict) -> dict[str, str]:
-        """The metrics of a readable answer that are not kept, and why. The update counts all the same."""
+        """The metrics that are dropped from a valid answer, with the reason. The update itself is used."""
         metrics = dict(only_record(content, METRICS, content.metric_records))
         kept = {NUM_EXAMPLES, NUM_STEPS, *_usable(metrics)}
         return {
-            name: _why_not(name, value) or f"there are more than {MOST_METRICS - 1}"
+            name: _defect_of(name, value) or f"there are more than {MOST_METRICS - 1} metrics"
             for name, value in metrics.items()
             if name not in kept
         }
 
     def control(self, control: Tensor) -> ArrayRecord:
-        """c_i, a client's own memory between jobs."""
+        """Encode a client's control variate c_i, which it keeps between jobs."""
         return self._vector(control)
 
     def read_control(self, state: RecordDict) -> Tensor | None:
@@ -165,7 +167,7 @@ class Codec:
         return self.layout.flatten({part.name: _tensor(record, part.name, part.shape) for part in parts})
 
     def _vector(self, flat: Tensor) -> ArrayRecord:
-        """A vector of the parameters' length, under their names."""
+        """A vector as long as the parameters, split into arrays under their names."""
         return ArrayRecord({part.name: to_array(part.view(flat)) for part in self.layout.params})
 
     def _read_vector(self, content: RecordDict, key: str) -> Tensor | None:
@@ -177,26 +179,26 @@ class Codec:
 
 
 def _steps(value: Any) -> int:
-    """Our clients say how many they made; of a foreign one it may be any metric."""
+    """The number of local steps. Other clients may leave it out, or use the name for something else."""
     return int(value) if isinstance(value, int | float) and isfinite(value) else 1
 
 
 def _usable(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The finite numbers among the metrics, as many as may be kept beside the number of examples."""
+    """The finite numbers among the metrics, up to the limit."""
     others = {key: value for key, value in metrics.items() if key not in (NUM_EXAMPLES, NUM_STEPS)}
-    usable = {key: float(value) for key, value in others.items() if not _why_not(key, value)}
+    usable = {key: float(value) for key, value in others.items() if not _defect_of(key, value)}
     return dict(list(usable.items())[: MOST_METRICS - 1])
 
 
-def _why_not(name: str, value: Any) -> str:
+def _defect_of(name: str, value: Any) -> str:
     if len(name) > MAX_NAME:
         return f"its name is longer than {MAX_NAME} characters"
     if not isinstance(value, int | float):
-        return "it is a list, and only numbers are kept"
+        return "it is a list, not a number"
     return "" if isfinite(value) else f"it is {value}"
 
 
 def _tensor(record: ArrayRecord, name: str, shape: tuple[int, ...]) -> Tensor:
     if name not in record:
-        raise ValueError(f"the weights lack {name!r}")
+        raise ValueError(f"array {name!r} is missing from the weights")
     return to_tensor(record[name], name, shape)

@@ -1,4 +1,4 @@
-"""A deployed run's folder: the record, checkpoints and summary of a simulation, kept while the run goes on over a network."""
+"""The run folder of a deployed run: record, checkpoints and summary, as in a simulation."""
 
 import time
 from collections import Counter
@@ -30,12 +30,12 @@ from fedecho.storage.checkpoint import remove_checkpoints, save_checkpoint
 
 IN_FLIGHT = "in flight when the server stopped"
 SAVE_SHARE = 20
-"""Between two versions, saving an arrival may take one part in so many of the time."""
+"""Arrivals between versions are checkpointed only while that takes less than this fraction (1/20) of the time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """What a run is called and what it is made of."""
+    """The name of a run and everything it is made of."""
 
     name: str
     algorithm: str
@@ -45,23 +45,23 @@ class Identity:
     header: Line = field(default_factory=dict)
     privacy: Privacy = field(default_factory=Privacy)
     other_software: bool = False
-    """Go on with a run of other software all the same; its record will say so."""
+    """Resume a run that was started with other software versions; the record notes the change."""
     folder_setting: str = "out"
-    """What the user calls the setting that names the run's folder."""
+    """The name of the user's setting for the run folder, for error messages."""
 
 
 class _Nodes:
-    """Runtime classes are the simulator's; a node has none."""
+    """Stands in for runtime classes, which only the simulator has."""
 
     def class_of(self, client: int) -> str:
         return "node"
 
     def draw(self, client: int, dispatch: int) -> float:
-        raise NotImplementedError("time is measured here, not drawn")
+        raise NotImplementedError("a deployment measures time and draws none")
 
 
 class Journal:
-    """Of one run, from its first dispatch or from its last checkpoint to its summary. ``folder`` None keeps all in memory."""
+    """Records and checkpoints one run, from its start or last checkpoint to its summary; in memory if ``folder`` is None."""
 
     def __init__(
         self,
@@ -73,81 +73,83 @@ class Journal:
         say: Callable[[str], None] = lambda text: None,
         named: Named | None = None,
     ) -> None:
-        """``named`` says what is saved of the model; by default what is federated, which the layout names."""
+        """``named`` gives the tensors of the model file; by default those of the layout, which are federated."""
         self.identity, self.server, self.transport, self.layout = identity, server, transport, layout
         self.folder = folder
         self._named = named or layout.named
         self._say = say
-        self._held = ExitStack()
+        self._lock = ExitStack()
         self._config = identity.config
         self._save_cost_s = 0.0
         self._saved_at = 0.0
         self.num_moments = 0
         self.resumed = False
         self.finished: Summary | None = None
-        """Of a run that was killed right after it had finished and is submitted again: nothing is left to do."""
+        """The summary of a run that was killed after it had finished and is submitted again: nothing is left to do."""
         self.earlier_reports: Counter[int] = Counter()
-        """What clients may have sent behind the checkpoints that were gone on from: privacy that is spent all the same."""
+        """Reports by client that may have been sent after a checkpoint and were lost by a resume; they still cost privacy."""
         try:
             self.record = self._open()
         except BaseException:
-            self._held.close()
+            self._lock.close()
             raise
 
     def _open(self) -> Record:
         if self.folder is None:
             return Record.in_memory(_Nodes())
         was_tidy = is_tidy(self.folder)
-        self._held.enter_context(owned(self.folder, self._say))
+        self._lock.enter_context(owned(self.folder, self._say))
         if is_finished(self.folder):
             return self._tidied(self.folder, was_tidy)
         if not (self.folder / RECORD).exists():
             return Record.new(self.folder, _Nodes(), self._header())
-        there = read_header(self.folder)
-        self._check_same(self.folder, there)
+        header = read_header(self.folder)
+        self._check_same(self.folder, header)
         check_software(self.folder, self.identity.other_software)
-        self._config = there.get("config")  # as its checkpoints know it, with the settings of its time
+        self._config = header.get("config")  # as in the checkpoints, whose fingerprint must match
         self.resumed = True
-        mark = restored(self.folder, self.server, self._state(Mark(0, None)), self._take, self._say)
-        self.earlier_reports += self._reports_behind(self.folder, None if mark is None else mark.position)
+        mark = restored(self.folder, self.server, self._state(Mark(0, None)), self._restore, self._say)
+        self.earlier_reports += self._reports_after(self.folder, None if mark is None else mark.position)
         record = Record.continued(self.folder, _Nodes(), mark)
         note_software(record, self.folder, self._say)
         return record
 
     def _tidied(self, folder: Path, was_tidy: bool) -> Record:
-        """A run whose process ended before the clean-up was taken for a failed one, so submitting it again is no mistake."""
+        """Clean up a finished run whose process was killed before the clean-up; submitting it again is not an error."""
         if was_tidy:
             setting = self.identity.folder_setting
             raise ConfigError(f"{folder} already holds a finished run: choose another folder ({setting})")
         self._check_same(folder, read_header(folder))
         self.finished = Summary.read(folder)
         remove_checkpoints(folder)
-        self._say(f"the run in {folder} had finished before its server was killed: its checkpoints are removed, nothing is run")
+        self._say(
+            f"the run in {folder} had already finished when its server was killed: its checkpoints are removed, nothing is trained"
+        )
         return Record.in_memory(_Nodes())
 
     def first_scores(self, scores: Mapping[str, Any] | None) -> None:
-        """Of version 0: beside the evaluations, whose means and maxima are of what was learnt."""
+        """Record the evaluation of version 0, which does not count in means and maxima."""
         if scores is not None:
             self.record.evaluation(0, 0.0, scores, {}, INITIAL)
 
     def past(self) -> Iterator[Line]:
-        """The lines so far of a run that goes on or has finished."""
+        """The record so far of a run that was resumed or has already finished."""
         if self.folder is None or not (self.resumed or self.finished):
             return iter(())
         return read_record(self.folder) if self.finished else self.record.lines()
 
     def model(self) -> dict[str, Tensor]:
-        """Of a finished run, from its file."""
-        assert self.folder is not None  # noqa: S101 (what is finished has one)
+        """The model of a finished run, from its file."""
+        assert self.folder is not None  # noqa: S101 (a finished run has a folder)
         return load_file(self.folder / MODEL)
 
-    def _reports_behind(self, folder: Path, position: int | None) -> Counter[int]:
-        """Of the lines that are cut off, and one of every client that may have been sent a job since and has no open one."""
+    def _reports_after(self, folder: Path, position: int | None) -> Counter[int]:
+        """Reports in the lines to be cut off, plus one for each client without an open job, which may have been sent one since."""
         lines = read_record(folder, position or 0)
         return reports(lines, lost_too=True) + Counter(set(range(self.server.num_clients)) - set(self.server.open))
 
     def moment(self, moment: Moment, scores: Line | None) -> None:
-        """Write it down, then save: a version always, an arrival if saving takes less than a twentieth of the time."""
+        """Record a moment and save a checkpoint: after every version, and after an arrival if saving is cheap enough."""
         self.num_moments += 1
         self.record.moment(moment)
         if moment.step is not None and scores is not None:
@@ -156,23 +158,24 @@ class Journal:
         if moment.step is not None or time.monotonic() - self._saved_at >= SAVE_SHARE * self._save_cost_s:
             self.save()
 
-    def lose_what_was_open(self) -> list[Moment]:
-        """After a resume: answers to the old run's messages will not be asked for, so what was open is lost, and said to be."""
+    def lose_open_jobs(self) -> list[Moment]:
+        """Record all open jobs as lost after a resume, because answers to messages of the old run are ignored."""
         lost = []
         for client in list(self.server.open):
             lost.append(Moment(self.transport.now, self.server.receive(Lost(client, IN_FLIGHT, IN_FLIGHT)), None))
             self.record.moment(lost[-1])
         if self.resumed:
-            self.server.forget_corrections()  # Flower gives nodes an empty context in a new run
+            self.server.forget_corrections()  # nodes start a new run with an empty context
         return lost
 
     def save(self) -> None:
+        """Write a checkpoint."""
         if self.folder is None:
             return
-        began = time.monotonic()
+        started = time.monotonic()
         save_checkpoint(self.folder, self.num_moments, self._state(self.record.sync()))
         self._saved_at = time.monotonic()
-        self._save_cost_s = self._saved_at - began
+        self._save_cost_s = self._saved_at - started
 
     def _state(self, mark: Mark) -> dict[str, Any]:
         return {
@@ -185,14 +188,14 @@ class Journal:
             "earlier_reports": dict(self.earlier_reports),
         }
 
-    def _take(self, tree: Mapping[str, Any]) -> None:
+    def _restore(self, tree: Mapping[str, Any]) -> None:
         self.server.restore(tree["server"])
         self.transport.restore(tree["transport"])
         self.num_moments = tree["num_moments"]
         self.earlier_reports = Counter(tree["earlier_reports"])
 
     def finish(self) -> Summary:
-        """The summary and the model; a finished run needs no checkpoints."""
+        """Write the summary and the model, and remove the checkpoints."""
         lines = list(self.record.lines())
         summary = summary_of(
             self.server,
@@ -212,22 +215,23 @@ class Journal:
         return summary
 
     def _spent(self, lines: list[Line]) -> Spent:
-        """Who is at work when the run ends may have sent its answer too."""
+        """The privacy budget spent, counting jobs that were lost or still open, whose answers may have been sent."""
         return spent(self.identity.privacy, lines, lost_too=True, more=self.earlier_reports + Counter(self.server.open.keys()))
 
     def close(self) -> None:
         self.record.close()
-        self._held.close()
+        self._lock.close()
 
     def _check_same(self, folder: Path, there: Header) -> None:
+        """Raise ConfigError if ``folder`` holds a run with another configuration."""
         here = self._header()
         keys = ("name", "seed", "num_versions", "num_params")
-        found = differences({key: here[key] for key in keys}, {key: there.get(key) for key in keys})
-        known = there.get("config") or {}
-        # An AsyncStrategy's has no task, and is compared as it stands.
-        found += differences(here["config"] or {}, completed(known) if "task" in known else known)
-        if found:
-            raise ConfigError(f"{folder} holds a run of another configuration: {'; '.join(found[:3])}")
+        changes = differences({key: here[key] for key in keys}, {key: there.get(key) for key in keys})
+        config = there.get("config") or {}
+        # The configuration of an AsyncStrategy has no task and no defaults to fill in.
+        changes += differences(here["config"] or {}, completed(config) if "task" in config else config)
+        if changes:
+            raise ConfigError(f"{folder} holds a run with another configuration: {'; '.join(changes[:3])}")
 
     @property
     def _fingerprint(self) -> str:

@@ -1,4 +1,4 @@
-"""Flower's programs with hardened defaults, and the certificates and keys of a deployment."""
+"""Command lines of Flower's programs with hardened defaults, and certificates and keys for a deployment."""
 
 import ipaddress
 import json
@@ -22,33 +22,31 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedecho.flower.config import as_words
 
-QUIET = {
+HARDENED = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",
 }
-"""Nothing is sent home, nothing is installed, and a message waits a quarter of a second for its process, not a whole one."""
+"""No telemetry, no installation of packages, and a poll interval of 0.25 s instead of 1 s for the process of a message."""
 
 DONE, FAILED = "finished:completed", ("finished:failed", "finished:stopped")
-
-
 MOST_FAILURES = 5
-"""In a row, of asking how a run is."""
+"""Consecutive failed status requests after which ``follow`` gives up."""
 
 
 class LaunchError(ValueError):
-    """A user's mistake, or what Flower could not do, said in one line."""
+    """Invalid input, or a failure of Flower, as a one-line message."""
 
 
 class RunFailedError(RuntimeError):
-    """A run that was started did not come to its end."""
+    """A submitted run failed or was stopped."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tls:
-    """``None`` everywhere is ``--insecure``, which must be asked for."""
+    """The TLS files of a server or node. All None means ``--insecure``, which must be requested."""
 
     ca: Path | None = None
     certificate: Path | None = None
@@ -56,28 +54,30 @@ class Tls:
 
     @classmethod
     def checked(cls, insecure: bool, **paths: Path | None) -> "Tls":
-        """The files, or a reason why not."""
+        """Check that the files exist. Raises LaunchError if one is missing."""
         if insecure:
             return cls()
         for name, path in paths.items():
             if path is None:
-                raise LaunchError(f"--{name} is missing: give it, or --insecure on a network you trust (docs/deployment.md)")
+                raise LaunchError(
+                    f"--{name} is missing: give the file, or --insecure on a network you trust (docs/deployment.md)"
+                )
             if not path.is_file():
-                raise LaunchError(f"--{name}: there is no file {path}")
+                raise LaunchError(f"--{name}: {path} is not a file")
         return cls(**{name: path.absolute() for name, path in paths.items() if path is not None})
 
 
 def environment(home: Path | None = None) -> dict[str, str]:
-    """For every Flower program we start. Those start others by name, so ours come first in the path."""
+    """The environment of every Flower program we start. They start others by name, so our Python comes first in PATH."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    told = os.environ | QUIET | {"PATH": path}
-    return told if home is None else told | {"FLWR_HOME": str(home)}
+    variables = os.environ | HARDENED | {"PATH": path}
+    return variables if home is None else variables | {"FLWR_HOME": str(home)}
 
 
 def superlink(
     host: str, port: int, tls: Tls, authenticate: bool = False, database: Path | None = None, simulation: bool = False
 ) -> list[str]:
-    """The server side. Without TLS there is no authentication of nodes: Flower refuses it."""
+    """The command of the server. Flower allows authentication of nodes only with TLS."""
     words = ["flower-superlink", "--host", host, "--port", str(port)]
     if tls.ca is None:
         words += ["--insecure"]
@@ -97,17 +97,17 @@ def supernode(
     private_key: Path | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> list[str]:
-    """One client. ``port`` is local, for the node's own processes."""
-    told = {"partition-id": client, **(settings or {})}
+    """The command of a node. ``port`` is local, for the node's own processes."""
+    config = {"partition-id": client, **(settings or {})}
     words = ["flower-supernode", "--superlink", address, "--host", "127.0.0.1", "--port", str(port)]
-    words += ["--node-config", as_words("--node-config", told)]
+    words += ["--node-config", as_words("--node-config", config)]
     words += ["--insecure"] if tls.ca is None else ["--root-certificates", str(tls.ca)]
     return words + (["--auth-supernode-private-key", str(private_key)] if private_key else [])
 
 
 @dataclass(frozen=True)
 class Control:
-    """``flwr`` against one SuperLink. It can fail and exit with 0, so its JSON is read."""
+    """The ``flwr`` command for one SuperLink. It may exit with 0 on failure, so its JSON output is checked."""
 
     home: Path
     name: str = "deployment"
@@ -122,33 +122,33 @@ class Control:
         return cls(home)
 
     def submit(self, app: Path, run_config: Mapping[str, Any] | None = None, options: Sequence[str] = ()) -> str:
-        """Start a run; its id."""
+        """Start a run and return its id."""
         words = ["run", str(app), self.name, *options]
         if run_config:
-            told = self.home / "run-config.toml"
-            told.write_text(tomli_w.dumps(dict(run_config)))
-            words += ["--run-config", str(told)]
+            file = self.home / "run-config.toml"
+            file.write_text(tomli_w.dumps(dict(run_config)))
+            words += ["--run-config", str(file)]
         return str(self._flwr(*words)["run-id"])
 
     def status(self, run: str) -> tuple[str, str]:
-        """Such as ``running`` or ``finished:failed``, and what Flower says of it."""
-        (found,) = self._flwr("list", self.name, "--run-id", run)["runs"]
-        return str(found["status"]), str(found["status-details"])
+        """The status of a run, such as ``running`` or ``finished:failed``, and Flower's details."""
+        (info,) = self._flwr("list", self.name, "--run-id", run)["runs"]
+        return str(info["status"]), str(info["status-details"])
 
     def register(self, public_key: Path) -> None:
-        """Let a node's key in; before the node starts."""
+        """Register a node's public key, before the node starts."""
         self._flwr("supernode", "register", str(public_key), self.name)
 
     def stop(self, run: str) -> None:
         self._flwr("stop", run, self.name)
 
     def follow(self, run: str, every_s: float = 3.0, see: Callable[[str], None] = lambda status: None) -> None:
-        """Wait for the end; a run that failed is an error."""
+        """Wait until a run ends. Raises RunFailedError if it failed or was stopped."""
         failures = 0
         while True:
             try:
                 status, details = self.status(run)
-            except LaunchError:  # a SuperLink may be busy for a moment; the run goes on meanwhile
+            except LaunchError:  # the SuperLink may be busy; the run continues
                 failures += 1
                 if failures >= MOST_FAILURES:
                     raise
@@ -160,12 +160,12 @@ class Control:
                 return
             if status in FAILED:
                 raise RunFailedError(
-                    f"run {run} is {status}: {details or 'flwr log has more'} (a stopped run goes on when it is submitted again)"
+                    f"run {run} is {status}: {details or 'see flwr log'} (submit a stopped run again to resume it)"
                 )
             time.sleep(every_s)
 
     def _flwr(self, *words: str) -> dict[str, Any]:
-        done = subprocess.run(  # noqa: S603
+        process = subprocess.run(  # noqa: S603
             [str(Path(sys.executable).parent / "flwr"), *words, "--format", "json"],
             env=environment(self.home),
             capture_output=True,
@@ -173,10 +173,10 @@ class Control:
             check=False,
         )
         try:
-            answer: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
+            answer: dict[str, Any] = json.loads(process.stdout[process.stdout.index("{") :])
         except ValueError:
-            raise LaunchError(f"flwr {words[0]} failed: {(done.stderr or done.stdout).strip()[-500:]}") from None
-        if done.returncode or not answer.get("success"):
+            raise LaunchError(f"flwr {words[0]} failed: {(process.stderr or process.stdout).strip()[-500:]}") from None
+        if process.returncode or not answer.get("success"):
             raise LaunchError(f"flwr {words[0]} failed: {answer.get('error-message') or answer}")
         return answer
 
@@ -185,9 +185,10 @@ CA, CERTIFICATE, KEY = "ca.crt", "server.pem", "server.key"
 
 
 def make_certificates(folder: Path, hosts: list[str], days: int = 365) -> None:
-    """``ca.crt``, ``server.pem`` and ``server.key``, valid for these names and addresses. The authority's own key is not kept.
+    """Create ``ca.crt``, ``server.pem`` and ``server.key``, valid for these host names and addresses.
 
-    So no further certificate can be made from it: a new server gets a new authority, and its nodes the new ``ca.crt``.
+    The key of the certificate authority is not kept, so no further certificate can be signed: a new server needs a new
+    authority, and its nodes the new ``ca.crt``.
     """
     _fresh(folder, CA, CERTIFICATE, KEY)
     authority, server = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
@@ -211,7 +212,7 @@ def make_certificates(folder: Path, hosts: list[str], days: int = 365) -> None:
 
 
 def make_node_keys(folder: Path, number: int) -> list[Path]:
-    """``node0``, ``node0.pub``, ...: ECDSA on P-384, in the form of ssh-keygen, which is what Flower reads. The public keys."""
+    """Create key pairs ``node0``, ``node0.pub``, ... (ECDSA on P-384, OpenSSH format). Returns the public keys."""
     names = [f"node{client}" for client in range(number)]
     _fresh(folder, *names)
     for name in names:
@@ -226,7 +227,7 @@ def _fresh(folder: Path, *names: str) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name in names:
         if (folder / name).exists():
-            raise LaunchError(f"{folder / name} exists already: choose another folder, or remove it")
+            raise LaunchError(f"{folder / name} already exists: choose another folder, or remove it")
 
 
 def _private(path: Path, key: ec.EllipticCurvePrivateKey, form: forms.PrivateFormat) -> None:

@@ -1,4 +1,4 @@
-"""A whole federation of real processes on one machine, for trials and tests."""
+"""A federation of real processes on one machine, for trials and tests."""
 
 import contextlib
 import os
@@ -18,9 +18,9 @@ START_S = 60.0
 
 
 class LocalFederation:
-    """A SuperLink and its SuperNodes on the loopback interface. What they print goes to ``folder``.
+    """A SuperLink and its SuperNodes on the loopback interface. Their logs are written to ``folder``.
 
-    With ``simulation`` it runs apps on Flower's own simulation engine (Ray), and no node can join.
+    With ``simulation`` it runs apps on Flower's simulation engine (Ray), and no node can join.
     """
 
     def __init__(self, folder: Path, tls: Tls | None = None, authenticate: bool = False, simulation: bool = False) -> None:
@@ -40,9 +40,9 @@ class LocalFederation:
         make_private(self.folder)
         words = superlink("127.0.0.1", self.port, self.tls, self.authenticate, simulation=self.simulation)
         self._link = self._start("superlink", words)
-        ends = time.monotonic() + START_S
+        deadline = time.monotonic() + START_S
         while not _listening(self.port):
-            if self._link.poll() is not None or time.monotonic() > ends:
+            if self._link.poll() is not None or time.monotonic() > deadline:
                 self.close()
                 raise LaunchError(f"the SuperLink did not start; see {self.folder / 'superlink.log'}")
             time.sleep(0.05)
@@ -60,32 +60,32 @@ class LocalFederation:
         self.nodes[name] = self._start(name, words)
 
     def kill_node(self, name: str) -> None:
-        """SIGKILL, as a power cut does it; the node's own processes see it gone and end."""
+        """Send SIGKILL, like a power failure. The node's own processes notice and exit."""
         process = self.nodes.pop(name)
         process.kill()
         process.wait()
 
     def kill_superlink(self) -> None:
-        """SIGKILL; until ``close`` nobody takes note, so it stays in the list of processes."""
+        """Send SIGKILL. The process is reaped by ``close``, until then it stays a zombie."""
         if self._link is not None:
             self._link.send_signal(signal.SIGKILL)
 
     def close(self) -> None:
-        """Everything that was started ends."""
+        """Stop all processes."""
         processes = [*self.nodes.values(), *([self._link] if self._link else [])]
         for process in processes:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
-        ends = time.monotonic() + 10
+        deadline = time.monotonic() + 10
         for process in processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.1, ends - time.monotonic()))
+                process.wait(max(0.1, deadline - time.monotonic()))
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
         self.nodes.clear()
 
     def _start(self, name: str, words: list[str]) -> subprocess.Popen[bytes]:
-        """A session of its own, so that what it starts ends with it; a home of its own, so that nodes share nothing."""
+        """Start a process in its own session, to stop its children with it, and with its own Flower home."""
         with (self.folder / f"{name}.log").open("ab") as log:
             return subprocess.Popen(  # noqa: S603
                 words,

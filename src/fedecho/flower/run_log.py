@@ -1,4 +1,4 @@
-"""What a deployed run writes to the server's log, and its history in Flower's ``Result``."""
+"""The server log of a deployed run, and its history in Flower's ``Result``."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -21,27 +21,28 @@ from fedecho.runs.summary import NOT_SCORES, Summary
 from fedecho.version import __version__
 
 IN_FULL = 3
-"""Failures of each code that have a line of their own."""
+"""The number of failures of each code that are logged individually."""
 EVERY_S = 60.0
-"""Between two lines that count the further ones."""
+"""Minimum interval between two lines that count further failures."""
 
 
 class RunLog:
-    """Lines for one run. Refused and lost answers are counted by code, so that failing clients cannot fill the log."""
+    """Logs one run. Rejections and losses are counted by code, so that failing clients cannot fill the log."""
 
     def __init__(self, server: Server[Any], journal: Journal, say: Callable[[str], None]) -> None:
         self._server, self._journal, self._say = server, journal, say
         self._state = RunState(journal.identity.num_versions)
         self._failures = Counter[str]()
         self._counted: dict[str, tuple[int, float]] = {}
-        """By code: how many failures the log knows of, and since when."""
+        """By code: the number of failures logged so far, and when."""
 
     def begin(self) -> None:
+        """Log what the run is, or where it resumes."""
         server, identity, folder = self._server, self._journal.identity, self._journal.folder
         for line in self._journal.past():
             self._state.recall(line)
         if self._journal.resumed:
-            self._say(f"going on from version {server.model.version} of the run in {folder}")
+            self._say(f"resuming the run in {folder} from version {server.model.version}")
         num_unlabeled = num_unlabeled_of(server.algorithm)
         size = getattr(server.algorithm, "buffer_size", None)
         parts = [
@@ -57,6 +58,7 @@ class RunLog:
         self._say(", ".join(parts))
 
     def see(self, moment: Moment, scores: Mapping[str, Any] | None) -> None:
+        """Log a version or a failure."""
         self._state.see(moment, None if scores is None else dict(scores))
         if moment.receipt.status in ("rejected", "lost"):
             self._failed(moment.receipt, moment.time)
@@ -67,79 +69,80 @@ class RunLog:
         code = receipt.code
         self._failures[code] += 1
         number = self._failures[code]
-        told, since = self._counted.get(code, (0, now))
+        logged, since = self._counted.get(code, (0, now))
         text = f"client {receipt.client}: {receipt.status}, {receipt.reason}"
         if number <= IN_FULL:
-            more = f" (further ones of the kind '{code}' are counted)" if number == IN_FULL else ""
-            self._say(text + more)
+            hint = f" (further '{code}' failures are only counted)" if number == IN_FULL else ""
+            self._say(text + hint)
         elif now - since >= EVERY_S:
-            passed = clock(now - since).strip()
-            self._say(f"{number - told} more of the kind '{code}' in {passed}, {number} in all; the last one: {text}")
+            duration = clock(now - since).strip()
+            self._say(f"{number - logged} more '{code}' failures in {duration}, {number} in total; the last one: {text}")
         else:
             return
         self._counted[code] = (number, now)
 
     def stopped(self) -> None:
-        """The run ends before its last version; the exception says why."""
+        """Log that the run ends early. The exception gives the reason."""
         counts = _counts(self._server.counts, self._server.reasons)
         self._say(f"stopped at version {self._server.model.version} of {self._journal.identity.num_versions}: {counts}")
 
     def end(self, summary: Summary) -> None:
+        """Log the results."""
         counts = _counts({name: getattr(summary, name) for name in ("accepted", "rejected", "lost")}, summary.reasons)
         self._say(f"finished: {summary.num_versions} versions in {clock(summary.real_s).strip()}, {counts}")
         scores = [f"{name} {value:.4g}" for name, value in summary.scores.items() if isinstance(value, int | float)]
         if not isnan(summary.last10_accuracy):
-            scores.append(f"mean accuracy of the last ten {100 * summary.last10_accuracy:.2f} %")
+            scores.append(f"mean accuracy of the last ten evaluations {100 * summary.last10_accuracy:.2f} %")
         self._say(", ".join([*scores, f"mean staleness {summary.mean_staleness:.2f}"]))
         if self._journal.folder is not None:
-            self._say(f"the model is in {self._journal.folder / MODEL}")
+            self._say(f"model saved to {self._journal.folder / MODEL}")
 
 
 def _counts(counts: Mapping[str, int], reasons: Mapping[str, int]) -> str:
-    told = f"{counts['accepted']} updates accepted, {counts['rejected']} rejected, {counts['lost']} lost"
-    by_code = ", ".join(f"{code} {number}" for code, number in sorted(reasons.items(), key=lambda each: -each[1]))
-    return f"{told} ({by_code})" if by_code else told
+    text = f"{counts['accepted']} updates accepted, {counts['rejected']} rejected, {counts['lost']} lost"
+    by_code = ", ".join(f"{code} {number}" for code, number in Counter(reasons).most_common())
+    return f"{text} ({by_code})" if by_code else text
 
 
-OF_AN_ANSWER = ("event", "time", "client", "status", "dispatch", "base", "staleness", "class", "norm")
-"""What the line of an accepted update says beside the client's metrics."""
+ARRIVAL_FIELDS = ("event", "time", "client", "status", "dispatch", "base", "staleness", "class", "norm")
+"""Fields of an accepted update's record line that are not the client's metrics."""
 
 
 class History:
-    """Fills a ``Result``. A version's metrics are means by the clients' examples, its staleness the plain mean."""
+    """Fills a ``Result``. A version's metrics are means weighted by examples; its staleness is the plain mean."""
 
     def __init__(self, result: Result) -> None:
         self._result = result
-        self._seen: list[tuple[Mapping[str, float], int]] = []
-        """Metrics and staleness of the updates since the last version."""
+        self._updates: list[tuple[Mapping[str, float], int]] = []
+        """Metrics and staleness of each update since the last version."""
 
     def see(self, moment: Moment) -> None:
         receipt = moment.receipt
         if receipt.status == "accepted":
-            self._seen.append((receipt.metrics, receipt.staleness))
+            self._updates.append((receipt.metrics, receipt.staleness))
         if moment.step is not None:
             self._published(moment.step.model.version)
 
     def recall(self, lines: Iterable[Line]) -> None:
-        """The versions before a resume, from the record: to nine digits."""
+        """Restore the versions before a resume from the record, to nine digits."""
         for line in lines:
             if line["event"] == "arrival" and line["status"] == "accepted":
-                metrics = {name: value for name, value in line.items() if name not in OF_AN_ANSWER}
-                self._seen.append((metrics, line["staleness"]))
+                metrics = {name: value for name, value in line.items() if name not in ARRIVAL_FIELDS}
+                self._updates.append((metrics, line["staleness"]))
             elif line["event"] == "version":
                 self._published(line["version"])
             elif line["event"] in (EVALUATION, INITIAL):
                 self._result.evaluate_metrics_serverapp[line["version"]] = MetricRecord(_scores(line))
 
     def _published(self, version: int) -> None:
-        metrics = [metrics for metrics, _ in self._seen]
+        metrics = [metrics for metrics, _ in self._updates]
         shared = set.intersection(*map(set, metrics)) - {NUM_EXAMPLES} if metrics else set()
         counts = [one.get(NUM_EXAMPLES, 1.0) for one in metrics]
         means = {key: float(np.average([one[key] for one in metrics], weights=counts)) for key in sorted(shared)}
-        if self._seen:
-            means["staleness"] = float(np.mean([staleness for _, staleness in self._seen]))
+        if self._updates:
+            means["staleness"] = float(np.mean([staleness for _, staleness in self._updates]))
         self._result.train_metrics_clientapp[version] = MetricRecord(dict(means))
-        self._seen.clear()
+        self._updates.clear()
 
 
 def _scores(line: Line) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The server of a deployment: a Flower ``ServerApp`` that runs an experiment over the connected nodes."""
+"""The server of a deployment: a Flower ``ServerApp`` that runs an experiment on the connected nodes."""
 
 from collections.abc import Callable, Mapping
 from logging import INFO
@@ -32,6 +32,7 @@ from fedecho.runs.summary import Summary
 
 Evaluate = Callable[[GlobalModel], dict[str, Any] | None]
 Watch = Callable[[Moment], None]
+Say = Callable[[str], None]
 
 
 def federate(
@@ -45,9 +46,9 @@ def federate(
     evaluate_first: bool = False,
     dispatch_after_step: bool = False,
     watch: Watch = lambda moment: None,
-    say: Callable[[str], None] = lambda text: None,
+    say: Say = lambda text: None,
 ) -> Summary:
-    """Wait for nodes, run to version T, write it all down. ``evaluate_first`` is of version 0, which is in no mean."""
+    """Wait for nodes and run to the last version. ``evaluate_first`` also evaluates version 0, outside of all means."""
     if journal.finished is not None:
         return journal.finished
     log, failures = RunLog(server, journal, say), Failures()
@@ -67,11 +68,11 @@ def federate(
         if evaluate_first and not journal.num_moments:
             journal.first_scores(evaluate(server.model))
         present = set(transport.gather())
-        for moment in journal.lose_what_was_open():
+        for moment in journal.lose_open_jobs():
             log.see(moment, None)
         for client in range(server.num_clients):
             if client not in present:
-                server.receive(Left(client))  # not for the record: it is not here yet
+                server.receive(Left(client))  # not recorded: it has not connected yet
             elif client not in server.idle:
                 server.receive(Joined(client))
         drive(server, transport, num_versions=num_versions, watch=see, dispatch_after_step=dispatch_after_step)
@@ -83,11 +84,11 @@ def federate(
     return summary
 
 
-Say = Callable[[str], None]
-
-
 def make_server_app(experiment: Callable[[Mapping[str, Any]], Experiment] = from_run_config) -> ServerApp:
-    """``experiment`` makes the experiment of the app's configuration; by default a recipe that the configuration names."""
+    """Make the ``ServerApp`` of an experiment.
+
+    ``experiment`` turns the app's configuration into an ``Experiment``; by default it loads the recipe named there.
+    """
     app = ServerApp()
 
     @app.main()
@@ -118,7 +119,7 @@ def run_experiment(
     other_software: bool = False,
     **options: Any,
 ) -> Summary:
-    """The experiment with its clients on a grid; ``runtimes`` and ``faults`` are the simulator's and play no part."""
+    """Run an experiment with its clients on a grid. ``runtimes`` and ``faults`` apply to simulations only and are ignored."""
     _check(experiment)
     network = bound_network(experiment.task, experiment.seed)
     student = student_of(experiment, lambda: student_for(network, experiment.task, distiller_of(experiment)))
@@ -151,7 +152,7 @@ def run_experiment(
 def _check(experiment: Experiment) -> None:
     if experiment.attack.kind != "none":
         raise ConfigError(
-            f"attack.kind = {experiment.attack.kind!r} is the simulator's: a deployment has no attackers of its own"
+            f"attack.kind = {experiment.attack.kind!r} can only be simulated: remove the attack to deploy this experiment"
         )
     if experiment.privacy.on:
         check_accountant()

@@ -1,4 +1,4 @@
-"""``AsyncStrategy``: a user's own Flower app becomes asynchronous by three lines. Its client needs no change."""
+"""``AsyncStrategy``: makes an existing Flower app asynchronous in three lines, without changes to its client."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, is_dataclass
@@ -36,20 +36,21 @@ PLAIN = (str, int, float, bool, dict, list, type(None))
 
 @dataclass(frozen=True, kw_only=True)
 class AsyncStrategy:
-    """Any of our algorithms with ``start``, in the shape of Flower's own strategies. A round is a version: M arrivals.
+    """Runs any algorithm of this package with the ``start`` method of Flower's strategies. A round is a version: M arrivals.
 
-    FedEcho needs ``module`` and ``unlabeled`` rows for it. With ``folder`` the run is recorded there, checkpointed at every
-    version, and goes on when it is submitted again.
+    FedEcho needs ``module`` and ``unlabeled`` rows to distill with. With ``folder`` the run is recorded and checkpointed there,
+    and resumes when it is submitted again.
     """
 
     algorithm: Algorithm[Any]
     num_clients: int
     concurrency: int | None = None
-    """How many clients work at once; by default all, or as many as a synchronous method's buffer holds."""
+    """The number of clients that train at once; by default all, or the buffer size of a synchronous method."""
     weighted: bool = True
-    """A mean counts clients by their ``num-examples``, as Flower's own do. False: as ``algorithm`` says.
+    """Weight clients by ``num-examples``, as Flower's strategies do. False: use ``algorithm`` as given.
 
-    FedAvg, FedBuff and FADAS take a mean, alone or inside FedEcho. Others, and those with a robust ``combine``, stay as they are.
+    Applies to FedAvg, FedBuff and FADAS, alone or inside FedEcho. Other methods, and those with a robust ``combine``, stay
+    as they are.
     """
     seed: int = 0
     module: nn.Module | None = None
@@ -57,33 +58,34 @@ class AsyncStrategy:
     folder: str | Path | None = None
     admission: Admission = field(default_factory=Admission)
     waiting: Waiting = field(default_factory=Waiting)
-    """Its ``timeout_s`` is ``start``'s ``timeout``."""
+    """``timeout_s`` must be left alone: ``start`` sets it from its ``timeout``."""
     other_software: bool = False
-    """Go on with a run in ``folder`` that other software began; its record will say so."""
+    """Resume a run in ``folder`` that was started with other software versions; the record notes the change."""
     ask_partition: bool = False
-    """Ask nodes for their ``partition-id`` (the ClientApp must answer queries, as ours does), or number them as they come."""
+    """Query nodes for their ``partition-id`` (the ClientApp must answer queries, as ours does) instead of numbering them."""
 
     def __post_init__(self) -> None:
         check_algorithm(self.algorithm)
         object.__setattr__(self, "algorithm", with_seed(self.algorithm, self.seed))
         if self.waiting.timeout_s != Waiting().timeout_s:
-            told = self.waiting.timeout_s
-            raise ValueError(f"give start(timeout={told}) in place of Waiting(timeout_s={told}): as in Flower, it is start's")
+            timeout = self.waiting.timeout_s
+            raise ValueError(f"Waiting(timeout_s={timeout}) has no effect here: pass start(timeout={timeout}), as in Flower")
         check_clients(self.algorithm, self.num_clients, self._concurrency)
         if demands(self.algorithm).control_variates:
             raise ValueError(
-                f"{type(self.algorithm).__name__}'s clients keep control variates, which a plain ClientApp does not: "
+                f"{type(self.algorithm).__name__} needs clients that keep control variates, which a plain ClientApp does not: "
                 "use make_server_app and make_client_app of fedecho.flower"
             )
         if defines(self.algorithm, "attached") and (self.module is None or self.unlabeled is None):
-            raise ValueError(f"{type(self.algorithm).__name__} needs AsyncStrategy(module=..., unlabeled=...) to distil with")
+            raise ValueError(f"{type(self.algorithm).__name__} needs AsyncStrategy(module=..., unlabeled=...) to distill with")
 
     @property
     def _concurrency(self) -> int:
         if self.concurrency is not None:
             return self.concurrency
-        told = getattr(self.algorithm, "buffer_size", None)
-        return int(told) if told is not None and demands(self.algorithm).synchronous else self.num_clients
+        buffer_size = getattr(self.algorithm, "buffer_size", None)
+        is_synchronous = demands(self.algorithm).synchronous
+        return int(buffer_size) if buffer_size is not None and is_synchronous else self.num_clients
 
     def start(
         self,
@@ -95,17 +97,12 @@ class AsyncStrategy:
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Run ``num_rounds`` versions. Evaluation is the server's (``evaluate_fn``): clients never stop for one.
+        """Run ``num_rounds`` versions. Only the server evaluates (``evaluate_fn``), so that clients never wait.
 
-        ``timeout`` is the longest deadline of an answer in seconds; None: there is none. With ``num_rounds=0`` the initial model is
-        evaluated and returned.
+        ``timeout`` is the longest deadline of an answer in seconds; None means no deadline. With ``num_rounds=0`` the initial
+        model is evaluated and returned.
         """
-        if type(num_rounds) is not int or num_rounds < 0:
-            raise ValueError(f"num_rounds must be a whole number of at least 0, got {num_rounds!r}")
-        if evaluate_config:
-            raise ValueError(
-                "evaluate_config is for evaluation on clients, which an asynchronous run does not do: use evaluate_fn"
-            )
+        _check_start(num_rounds, evaluate_config)
         waiting = Waiting(**{**vars(self.waiting), "timeout_s": _timeout(timeout)})
         model = UserModel.of(initial_arrays, self.module)
         codec = model.codec(self._config(train_config))
@@ -119,7 +116,7 @@ class AsyncStrategy:
 
         if num_rounds == 0:
             _say(
-                f"num_rounds is 0: the initial model is {'evaluated' if evaluate_fn else 'returned'}, and nothing is run or saved"
+                f"num_rounds is 0: the initial model is {'evaluated' if evaluate_fn else 'returned'}; nothing is trained or saved"
             )
             evaluate(GlobalModel(0, model.weights))
             result.arrays = codec.arrays(model.weights)
@@ -128,19 +125,10 @@ class AsyncStrategy:
         transport = GridTransport(
             grid=grid, codec=codec, num_clients=self.num_clients, waiting=waiting, ask=self.ask_partition, say=_say
         )
-        name = name_of(self.algorithm)
-        identity = Identity(
-            name=name,
-            algorithm=name,
-            seed=self.seed,
-            num_versions=num_rounds,
-            config=self._described(),
-            header=self._parts(train_config),
-            other_software=self.other_software,
-            folder_setting="folder",
-        )
         folder = None if self.folder is None else Path(self.folder)
-        journal = Journal(identity, server, transport, model.layout, folder, _say, model.full_state.named)
+        journal = Journal(
+            self._identity(num_rounds, train_config), server, transport, model.layout, folder, _say, model.full_state.named
+        )
         history = History(result)
         try:
             history.recall(journal.past())
@@ -159,22 +147,35 @@ class AsyncStrategy:
             journal.close()
         return result
 
+    def _identity(self, num_rounds: int, train_config: ConfigRecord | None) -> Identity:
+        name = name_of(self.algorithm)
+        return Identity(
+            name=name,
+            algorithm=name,
+            seed=self.seed,
+            num_versions=num_rounds,
+            config=self._described(),
+            header=self._parts(train_config),
+            other_software=self.other_software,
+            folder_setting="folder",
+        )
+
     def _described(self) -> dict[str, Any]:
-        """What a run that goes on must have in common with the one before; a user's own method by its type alone."""
+        """The configuration that a resumed run must match. A custom method is identified by its type alone."""
         method = to_config(self._method) if is_dataclass(self.algorithm) else {"name": type(self.algorithm).__name__}
         plain = {key: value if isinstance(value, PLAIN) else repr(type(value)) for key, value in method.items()}
-        told = {"num_clients": self.num_clients, "concurrency": self._concurrency, "seed": self.seed}
-        return {"strategy": "AsyncStrategy", "algorithm": plain, "admission": to_config(self.admission), **told}
+        numbers = {"num_clients": self.num_clients, "concurrency": self._concurrency, "seed": self.seed}
+        return {"strategy": "AsyncStrategy", "algorithm": plain, "admission": to_config(self.admission), **numbers}
 
     def _parts(self, train_config: ConfigRecord | None) -> dict[str, Any]:
-        """What a report tells runs apart by, beside their configuration."""
+        """Header fields by which a report distinguishes runs, in addition to their configuration."""
         parts = {"algorithm": self.algorithm, "train_config": dict(train_config or {})}
         return {"parts": described(parts), "attributes": attributes(self.algorithm, "algorithm")}
 
     def _config(self, train_config: ConfigRecord | None) -> dict[str, Any]:
-        """A proximal term is asked of clients under the name that Flower's FedProx gives it."""
-        asked = demands(self.algorithm).proximal
-        return {**(train_config or {}), **({PROXIMAL: asked} if asked else {})}
+        """The configuration sent to clients, with a proximal term under the key of Flower's FedProx."""
+        proximal = demands(self.algorithm).proximal
+        return {**(train_config or {}), **({PROXIMAL: proximal} if proximal else {})}
 
     @property
     def _method(self) -> Any:
@@ -185,7 +186,7 @@ class AsyncStrategy:
         if self.module is not None and self.unlabeled is not None and defines(algorithm, "attached"):
             rows = self.unlabeled
             algorithm = algorithm.attached(
-                Student(model.bound(self.module), lambda module, some: module(rows[some]), len(rows))
+                Student(model.bound(self.module), lambda module, indices: module(rows[indices]), len(rows))
             )
         return Server(
             algorithm=algorithm,
@@ -195,6 +196,15 @@ class AsyncStrategy:
             seed=self.seed,
             admission=self.admission,
             variances=model.layout.variances(),
+        )
+
+
+def _check_start(num_rounds: int, evaluate_config: ConfigRecord | None) -> None:
+    if type(num_rounds) is not int or num_rounds < 0:
+        raise ValueError(f"num_rounds must be a whole number of at least 0, got {num_rounds!r}")
+    if evaluate_config:
+        raise ValueError(
+            "evaluate_config is for evaluation on clients, which an asynchronous run does not support: use evaluate_fn"
         )
 
 

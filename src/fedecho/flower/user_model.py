@@ -1,4 +1,4 @@
-"""A user's own arrays: what is federated, as flat vectors, and what travels unchanged beside it."""
+"""The model of a custom Flower app: flat vectors of what is federated, and arrays that are sent unchanged."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from fedecho.core.types import Weights
 from fedecho.flower.codec import Codec, shape_of, to_array, to_tensor
 
 STATISTICS = ("running_mean", "running_var")
-"""What is averaged by value and never optimised, by the names that torch gives it; a ``module`` says it exactly."""
+"""Torch's names of running statistics, which are averaged but not optimized. Used only without a ``module``."""
 
 
 @dataclass(frozen=True)
 class UserModel:
-    """``fixed`` are frozen parameters and counters. All names stay in the order in which the user has them."""
+    """A model with its layout. ``fixed`` holds frozen parameters and counters. All names keep the user's order."""
 
     layout: Layout
     weights: Weights
@@ -42,7 +42,7 @@ class UserModel:
         return Codec(self.layout, self.fixed, config, order=names, keep_examples=True, tied=tied)
 
     def bound(self, module: nn.Module) -> BoundNetwork:
-        """The server's own copy of the module, whose frozen parameters and counters are those of the arrays too."""
+        """The server's copy of the module, with frozen parameters and counters set from the arrays."""
         network = self.layout.bind(module)
         own = network.module.state_dict(keep_vars=True)
         for name, tensor in self.full_state.fixed.items():
@@ -51,32 +51,31 @@ class UserModel:
         return network
 
     def saved(self, tensors: Mapping[str, Tensor]) -> ArrayRecord:
-        """A model that was read from its file, as ``codec.arrays`` gives it."""
+        """A model read from its file, in the format of ``codec.arrays``."""
         return ArrayRecord({name: to_array(tensors[name]) for name in self.full_state.names})
 
 
 def tied_in(module: nn.Module, layout: Layout) -> dict[str, str]:
-    """The further names of tensors that have a place in the layout."""
+    """Further names of tensors of the layout, for layers that share a weight."""
     return {name: first for name, first in FullState.of(module, layout).federated.items() if name != first}
 
 
 def layout_of(arrays: ArrayRecord, module: nn.Module | None) -> tuple[Layout, dict[str, Array]]:
-    """Where the arrays lie in flat vectors, and those that have no place there."""
+    """The layout of the federated arrays, and the remaining arrays."""
     shapes = {name: shape_of(array, name) for name, array in arrays.items()}
     odd = [f"{name!r} is {kind}" for name, (_, kind) in shapes.items() if kind.startswith("float") and kind != "float32"]
     if odd:
-        raise ValueError(f"the arrays must be float32, but {odd[0]}: convert the model before it is sent")
+        raise ValueError(f"the arrays must be float32, but {odd[0]}: convert the model to float32")
     if module is not None:
         layout = Layout.of(module)
     else:
         tensors = {name: to_tensor(arrays[name], name, shape) for name, (shape, kind) in shapes.items() if kind == "float32"}
         running = {name: tensor for name, tensor in tensors.items() if name.rpartition(".")[2] in STATISTICS}
         layout = Layout.of_tensors({name: t for name, t in tensors.items() if name not in running}, running)
-    known = {part.name for part in (*layout.params, *layout.buffers)}
-    lacking = known - set(arrays)
-    if lacking:
-        raise ValueError(f"initial_arrays lack {min(lacking)!r}, which the module has")
-    return layout, {name: array for name, array in arrays.items() if name not in known}
+    names = {part.name for part in (*layout.params, *layout.buffers)}
+    if missing := names - set(arrays):
+        raise ValueError(f"initial_arrays lack {min(missing)!r}, which the module has")
+    return layout, {name: array for name, array in arrays.items() if name not in names}
 
 
 def _tensor(array: Array, name: str) -> Tensor:

@@ -1,4 +1,4 @@
-"""The persistent worker behind a node's short-lived client processes, and the job it computes."""
+"""The persistent worker that serves a node's short-lived client processes, and the job that it runs."""
 
 import argparse
 import contextlib
@@ -28,11 +28,11 @@ from fedecho.runs.experiment import Experiment
 
 
 class PrivateError(RuntimeError):
-    """A failure of a client whose reports are private: only its kind goes to the server."""
+    """A job failed on a client with private reports; the message names only the type of the error."""
 
 
 def experiment_of(reference: str, run_config: Mapping[str, Any]) -> Experiment:
-    """What ``module:function`` makes of the app's configuration."""
+    """The experiment that ``module:function`` makes from the app's configuration."""
     module, _, name = reference.partition(":")
     experiment = getattr(import_module(module), name)(run_config)
     if not isinstance(experiment, Experiment):
@@ -43,18 +43,18 @@ def experiment_of(reference: str, run_config: Mapping[str, Any]) -> Experiment:
 def work(
     reference: str, run_config: Mapping[str, Any], content: RecordDict, state: RecordDict
 ) -> tuple[RecordDict, RecordDict]:
-    """The answer to a dispatch, and the client's state after it (its control variate c_i, if the method keeps one)."""
+    """Train on a dispatch. Returns the answer and the client's new state (its control variate c_i, if the method has one)."""
     trainer, codec, privacy = _loaded(reference, json.dumps(dict(run_config), sort_keys=True))
     dispatch = codec.read_dispatch(content)
     if not 0 <= dispatch.client < trainer.task.num_clients:
-        raise ValueError(f"client {dispatch.client} is outside 0 to {trainer.task.num_clients - 1}")
+        raise ValueError(f"client {dispatch.client} does not exist: the task has clients 0 to {trainer.task.num_clients - 1}")
     control = codec.read_control(state)
     try:
         update = trainer.train(dispatch, control)
     except Exception as error:
         if privacy is None:
             raise
-        raise PrivateError(f"{type(error).__name__} (its text may quote data and stays on the node)") from None
+        raise PrivateError(f"{type(error).__name__} (the message may quote data and is not sent)") from None
     answer = (
         _private(update, dispatch, codec, privacy) if privacy is not None else codec.answer(update, trainer.network.weights)
     )
@@ -65,7 +65,7 @@ def work(
 
 
 def _private(update: ClientUpdate, dispatch: Dispatch, codec: Codec, privacy: Privacy) -> RecordDict:
-    """Clipped and noised on the node. The noise is the client's secret: a seed that the server knows would undo it."""
+    """Clip and noise the update. The noise has a secret seed, since a seed known to the server would undo it."""
     base = dispatch.model.weights
     sent = privacy.sent(update, dispatch.model, randbits(62), codec.layout.variances(base.params.device))
     return codec.answer(sent, Weights(base.params + sent.delta, sent.buffers))
@@ -73,15 +73,15 @@ def _private(update: ClientUpdate, dispatch: Dispatch, codec: Codec, privacy: Pr
 
 @lru_cache(maxsize=1)
 def _loaded(reference: str, run_config: str) -> tuple[Trainer, Codec, Privacy | None]:
-    """The model and the data of an app stay loaded from job to job."""
+    """Load the model and data of an app; they are kept for the next job."""
     settings = json.loads(run_config)
     if threads := Settings.of(settings).threads:
         torch.set_num_threads(threads)
     experiment = experiment_of(reference, settings)
     network = bound_network(experiment.task, experiment.seed)
-    here = experiment.privacy.on and experiment.privacy.where == "client"
+    is_private = experiment.privacy.on and experiment.privacy.where == "client"
     trainer = Trainer(experiment.task, experiment.local_training, network)
-    return trainer, Codec(network.layout), experiment.privacy if here else None
+    return trainer, Codec(network.layout), experiment.privacy if is_private else None
 
 
 IDLE_S = 1800.0
@@ -89,17 +89,17 @@ WATCH_S = 0.5
 
 
 def serve(path: Path, owner: int, idle_s: float = IDLE_S) -> None:
-    """One job after another, until nobody asks any more."""
-    threading.Thread(target=_end_with, args=(owner, path), daemon=True).start()
+    """Serve jobs one at a time until none has come for ``idle_s`` seconds or ``owner`` exits."""
+    threading.Thread(target=_exit_with, args=(owner, path), daemon=True).start()
     with _listen(path) as listener:
         listener.settimeout(idle_s)
         try:
-            _answer_all(listener)
+            _serve_connections(listener)
         finally:
             _remove(path)
 
 
-def _answer_all(listener: socket.socket) -> None:
+def _serve_connections(listener: socket.socket) -> None:
     while True:
         try:
             link, _ = listener.accept()
@@ -111,18 +111,18 @@ def _answer_all(listener: socket.socket) -> None:
 
 
 def answer_one(link: socket.socket) -> None:
-    """A failed job is an answer too; the worker goes on."""
+    """Run one job and send its result, or the error if it fails."""
     note, contents = receive_frame(link)
     try:
         answer, state = work(note["reference"], note["run_config"], *contents)
-    except Exception as error:  # whatever a user's task raises
+    except Exception as error:  # a custom task may raise anything
         send_frame(link, {"error": f"{type(error).__name__}: {error}"})
         return
     send_frame(link, {}, answer, state)
 
 
 def _listen(path: Path) -> socket.socket:
-    """Bound under another name and renamed: a socket that can be seen can be connected to."""
+    """Bind under a temporary name and rename, so that the socket accepts connections as soon as it is visible."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     hidden = path.with_suffix(f".{os.getpid()}")
     before = os.umask(0o177)
@@ -135,16 +135,16 @@ def _listen(path: Path) -> socket.socket:
     return listener
 
 
-def _end_with(owner: int, path: Path) -> None:
-    born = birth(owner)
-    while born is not None and birth(owner) == born:
+def _exit_with(owner: int, path: Path) -> None:
+    started = start_time_of(owner)
+    while started is not None and start_time_of(owner) == started:
         time.sleep(WATCH_S)
     _remove(path)
     os._exit(0)
 
 
-def birth(pid: int) -> str | None:
-    """When a process started, so that another one under the same number is told apart; None if there is none."""
+def start_time_of(pid: int) -> str | None:
+    """The start time of a process, to detect a reused process id; None if no such process exists."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return None if fields[0] == "Z" else fields[19]
@@ -153,24 +153,24 @@ def birth(pid: int) -> str | None:
     if Path("/proc/self").exists():
         return None
     try:
-        os.kill(pid, 0)  # no /proc here (macOS): its existence must do
+        os.kill(pid, 0)  # macOS has no /proc: only check that the process exists
     except OSError:
         return None
     return "alive"
 
 
 def _remove(path: Path) -> None:
-    for left in (path, path.with_suffix(".log")):
+    for file in (path, path.with_suffix(".log")):
         with contextlib.suppress(FileNotFoundError):
-            left.unlink()
+            file.unlink()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("socket", type=Path)
-    parser.add_argument("owner", type=int, help="the process that this worker ends with")
-    told = parser.parse_args()
-    serve(told.socket, told.owner)
+    parser.add_argument("owner", type=int, help="id of the process with which this worker exits")
+    arguments = parser.parse_args()
+    serve(arguments.socket, arguments.owner)
 
 
 if __name__ == "__main__":
