@@ -78,7 +78,7 @@ def test_what_else_a_task_judges_by_stands_below(tmp_path: Path) -> None:
     assert glance(methods_of([run])).tables[0].note.endswith(" Stand-ins: tiny in place of large.")
     _, environment, notes = origin_section(methods_of([run])).tables
     assert ["model files", "sha256 12", "1"] in notes.rows
-    assert environment.rows[0][environment.head.index("libraries")] == "peft 9.9"
+    assert environment.rows[0][environment.head.index("other software")] == "peft 9.9"
 
 
 def test_one_evaluation_is_a_point(tmp_path: Path, run: RunData) -> None:

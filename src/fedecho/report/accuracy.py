@@ -131,7 +131,7 @@ def classes_section(methods: list[Method]) -> Section:
     of_runs = "1 run" if without == 1 else f"{without} runs"
     missing = [f"accuracy by class for {of_runs} (not recorded; Task.evaluate can report it)"] if without else []
     if not scored:
-        return Section("classes", "Accuracy by class", missing=missing)
+        return Section("classes", "Classes", missing=missing)
     held, _ = having(scored, lambda run: held_by_stragglers(run) is not None)
     figures = [_class_table(scored)]
     if held:
@@ -140,7 +140,7 @@ def classes_section(methods: list[Method]) -> Section:
         missing += without_curves
     else:
         missing.append("classes held by stragglers (not recorded; a task's label_counts says which client holds which class)")
-    return Section("classes", "Accuracy by class", _intro(held), figures, missing=missing)
+    return Section("classes", "Classes", _intro(held), figures, missing=missing)
 
 
 def _intro(held: list[Method]) -> str:

@@ -229,4 +229,4 @@ def _environment(methods: list[Method]) -> Table:
         row = (*(str(software.get(name, "")) for name in SOFTWARE), more, how)
         seen[row] = seen.get(row, 0) + 1
     rows = [[*row, str(count)] for row, count in seen.items()]
-    return Table((*SOFTWARE, "libraries", "execution", "runs"), rows)
+    return Table((*SOFTWARE, "other software", "execution", "runs"), rows)
