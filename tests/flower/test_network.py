@@ -94,6 +94,12 @@ def test_chaos(tmp_path: Path) -> None:
     print(json.dumps({"versions_before_the_kill": before, "reasons": summary.reasons, "seconds": summary.real_s}))
     assert [line["version"] for line in lines(run, "version")] == list(range(1, 25))
     assert summary.accepted == len(done) == len({line["dispatch"] for line in done}) == 72
-    for named in ("the chaos client fails", "must have shape", "delta is not finite", "disconnected", "in flight when the server"):
+    for named in (
+        "the chaos client fails",
+        "must have shape",
+        "delta is not finite",
+        "disconnected",
+        "in flight when the server",
+    ):
         assert named in reasons, named
     assert any(line["client"] == 1 for line in done)
