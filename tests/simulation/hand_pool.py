@@ -14,8 +14,8 @@ from fedecho.core.layout import Layout
 from fedecho.core.types import Dispatch, GlobalModel, Weights
 from fedecho.executors.executor import Job
 from fedecho.executors.pool import PoolExecutor, _Worker
-from fedecho.executors.shared_memory import received
-from fedecho.executors.worker import Done, Failed, Order
+from fedecho.executors.shared_memory import receive_segment
+from fedecho.executors.worker import Done, Failed, JobOrder
 
 LAYOUT = Layout.of(nn.BatchNorm1d(2))
 SHARED = Path("/dev/shm")  # noqa: S108
@@ -62,25 +62,25 @@ class HandPool(PoolExecutor):
         self.shown.append(gpu)
         return _Worker(self.processes[-1], ours, gpu, self.ready)  # type: ignore[arg-type]
 
-    def orders(self, worker: int = 0) -> list[Order]:
+    def orders(self, worker: int = 0) -> list[JobOrder]:
         """What this worker was told since it was asked last."""
         found = []
         while self.ends[worker].poll():
             found.append(self.next_order(worker))
         return found
 
-    def next_order(self, worker: int = 0) -> Order:
+    def next_order(self, worker: int = 0) -> JobOrder:
         """Waits for it, and for the memory that comes with it."""
-        order: Order = self.ends[worker].recv()
+        order: JobOrder = self.ends[worker].recv()
         for number in (order.model, order.result):
             if number not in self.vectors[worker]:
-                self.vectors[worker][number] = received(self.ends[worker], sum(PARTS))
+                self.vectors[worker][number] = receive_segment(self.ends[worker], sum(PARTS))
         return order
 
     def numbers(self, worker: int = 0) -> list[int]:
         return [order.number for order in self.orders(worker)]
 
-    def answer(self, order: Order, worker: int = 0) -> None:
+    def answer(self, order: JobOrder, worker: int = 0) -> None:
         """delta = params x 2, buffers + 1, and the control variate times 10 for a correction."""
         params, buffers, _ = self.vectors[worker][order.model].split(PARTS)
         out, out_buffers, control = self.vectors[worker][order.result].split(PARTS)
@@ -90,7 +90,7 @@ class HandPool(PoolExecutor):
             control.mul_(10)
         self.ends[worker].send(Done(order.number, order.client, 3, order.has_control, {"number": float(order.number)}))
 
-    def fail(self, order: Order, worker: int = 0) -> None:
+    def fail(self, order: JobOrder, worker: int = 0) -> None:
         self.ends[worker].send(Failed(order.number, order.client, "division by zero"))
 
     def kill(self, worker: int = 0, *, in_mid_word: bool = False) -> None:

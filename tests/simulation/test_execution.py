@@ -8,7 +8,7 @@ import pytest
 import torch
 from hand_pool import HandPool, job
 
-from fedecho.executors.pool import VISIBLE, seeing
+from fedecho.executors.pool import VISIBLE, visible_gpu
 from fedecho.executors.ray_cluster import ENVIRONMENT, check_address, check_reachable, ray_settings
 from fedecho.runs import execution
 from fedecho.runs.execution import Execution, visible_gpus
@@ -61,10 +61,10 @@ def test_a_process_is_shown_its_gpu_alone(before: str | None, monkeypatch: pytes
     monkeypatch.delenv(VISIBLE, raising=False)
     if before is not None:
         monkeypatch.setenv(VISIBLE, before)
-    with seeing("1"):
+    with visible_gpu("1"):
         assert os.environ[VISIBLE] == "1"
     assert os.environ.get(VISIBLE) == before
-    with seeing(None):
+    with visible_gpu(None):
         assert os.environ.get(VISIBLE) == before
 
 

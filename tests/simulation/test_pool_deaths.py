@@ -73,7 +73,7 @@ def test_a_job_that_is_asked_for_goes_to_the_replacement_though_many_results_wai
     pool.submit(job(50), 200.0)
     assert len(pool.ends) == 1, "there is no room, so nobody was told"
     heappush(pool._pending, (float("-inf"), 50))  # as ``result`` does before it waits
-    pool._pump(asked=50)
+    pool._pump(requested=50)
     assert pool.numbers(worker=1) == [50]
 
 
@@ -119,7 +119,7 @@ def test_workers_that_keep_dying_end_the_run(pool: HandPool) -> None:
         pool._collect()
         pool._pump()
     pool.kill(MAX_LOSSES)
-    with pytest.raises(WorkerError, match=r"client 0 lost 4 workers; out of memory\? \(exit code -9\)"):
+    with pytest.raises(WorkerError, match=r"4 workers died while training client 0; out of memory\? \(exit code -9\)"):
         pool.result(0)
 
 
@@ -133,7 +133,7 @@ def test_workers_that_die_in_their_start_end_the_run_and_no_client_is_blamed() -
         pool._collect()
         pool._pump()
     pool.kill(2 * MAX_LOSSES)
-    with pytest.raises(WorkerError, match=r"workers are lost before they begin: exit code -9"):
+    with pytest.raises(WorkerError, match=r"workers keep dying before they have started: exit code -9"):
         pool._collect()
     assert not pool._losses.total()
     pool.close()
@@ -182,7 +182,7 @@ class Stuck:
 def test_all_that_are_stuck_are_waited_for_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_module, "time", SimpleNamespace(monotonic=lambda: Stuck.now))
     stuck = [Stuck() for _ in range(3)]
-    pool_module._ended(stuck)  # type: ignore[arg-type]
+    pool_module._join_or_kill(stuck)  # type: ignore[arg-type]
     assert Stuck.now == pool_module.GRACE_S
     assert [one.exitcode for one in stuck] == [-9] * 3
 

@@ -84,7 +84,7 @@ def test_a_worker_killed_in_mid_run_changes_nothing_and_every_version_is_stored_
         bases.add(moment.receipt.base_version)
         busy = [worker for worker in runner._ready() if worker.orders]
         if moment.step is not None and busy and not victims:
-            victims.append(busy[0].hello.process)
+            victims.append(busy[0].info.process)
             os.kill(victims[0], signal.SIGKILL)
 
     try:
@@ -93,7 +93,7 @@ def test_a_worker_killed_in_mid_run_changes_nothing_and_every_version_is_stored_
     finally:
         runner.close()
     assert victims
-    assert any("was lost: another takes its place" in line for line in said)
+    assert any("lost a worker on " in line for line in said)
     assert models == expected
     assert runner.num_trained == len(wanted) == 2 * NUM_VERSIONS
     assert runner.num_stored == len(bases) > 1, "once for each version that is trained from"
@@ -138,21 +138,21 @@ def test_a_gpus_worker_is_given_many_jobs_at_once_and_who_finds_no_gpu_gives_up(
         jobs = [job(number, number % 3, version=number % 2, control=control) for number in range(10)]
         for each in jobs:
             runner.submit(each, float(each.dispatch.number))
-        assert len(runner._workers[0].taken) == 8
-        assert not runner._workers[0].asked
+        assert len(runner._workers[0].unfetched) == 8
+        assert not runner._workers[0].fetching
         trainer = make_trainer()()
         for each in jobs:
             assert_same(runner.result(each.dispatch.number), trainer.train(each.dispatch, each.control))
-        monkeypatch.setattr(module, "LOOK_S", 0.1)
-        monkeypatch.setattr(module, "TELL_S", 0.1)
+        monkeypatch.setattr(module, "CHECK_INTERVAL_S", 0.1)
+        monkeypatch.setattr(module, "REPORT_INTERVAL_S", 0.1)
         monkeypatch.setattr(module, "PATIENCE_S", 0.3)
         with pytest.raises(
-            WorkerError, match=r"no room for a worker in the Ray cluster \(1 nodes\) for 0 s; .* can be resumed"
+            WorkerError, match=r"the Ray cluster \(1 nodes\) has had no resources for a worker for 0 s; .* resume the run"
         ):
             ray_executor(Promised(1, "GPU"), make_trainer=make_trainer(), say=said.append)
     finally:
         runner.close()
-    assert said == ["no room for a worker in the Ray cluster (1 nodes) for 0 s; waiting for one"] * 2
+    assert said == ["the Ray cluster (1 nodes) has had no resources for a worker for 0 s; waiting"] * 2
 
 
 def test_another_version_of_ray_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +162,7 @@ def test_another_version_of_ray_is_said(monkeypatch: pytest.MonkeyPatch) -> None
         raise RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 2.9.0\n    Python: 3.9.1")
 
     monkeypatch.setattr(ray, "init", refuse)
-    with pytest.raises(ValueError, match=r"is of another version, .* The cluster was started with: Ray: 2.9.0 Python: 3.9.1"):
+    with pytest.raises(ValueError, match=r"runs another version; .* The cluster was started with: Ray: 2.9.0 Python: 3.9.1"):
         cluster._join("auto")
 
 
@@ -170,7 +170,9 @@ def test_a_node_with_other_software_is_named(monkeypatch: pytest.MonkeyPatch) ->
     from fedecho.executors import ray_executor as module
 
     monkeypatch.setattr(module, "software", lambda: {"torch": "1.0"})
-    with pytest.raises(WorkerError, match=r"the Ray node \S+ has torch \S+ and not 1.0: install the same on every node"):
+    with pytest.raises(
+        WorkerError, match=r"the Ray node \S+ has torch \S+ instead of 1.0: install the same software on every node"
+    ):
         executor(make_trainer=make_trainer(), workers=1)
 
 
@@ -186,7 +188,7 @@ def test_a_failure_is_told_with_the_client_and_too_many_workers_are_refused() ->
         assert_same(runner.result(1), make_trainer()().train(job(1, 4).dispatch))
     finally:
         runner.close()
-    with pytest.raises(ValueError, match=r"the Ray cluster has 2 CPUs in all, too few for --workers 3"):
+    with pytest.raises(ValueError, match=r"the Ray cluster has 2 CPUs in total, too few for --workers 3"):
         executor(make_trainer=make_trainer(), workers=3)
 
 
@@ -203,7 +205,7 @@ def test_a_head_that_is_gone_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
             clock[0] += waited
             cluster.check_head()  # after a while in which nobody looked; too soon to be seen; away for less than twenty seconds
         clock[0] += 6.0
-        with pytest.raises(WorkerError, match=r"the head of the Ray cluster at 127.0.0.1:1 is gone; the run resumes from"):
+        with pytest.raises(WorkerError, match=r"lost the head of the Ray cluster at 127.0.0.1:1; resume the run from"):
             runner.result(0)
     finally:
         runner.close()
@@ -225,8 +227,8 @@ def told_of(monkeypatch: pytest.MonkeyPatch) -> Any:
     from fedecho.executors import ray_executor as module
 
     handle = SimpleNamespace(run=SimpleNamespace(remote=lambda *order: object()))
-    monkeypatch.setattr(module, "_dismiss", lambda worker: None)
-    monkeypatch.setattr(module.RayExecutor, "_hire", lambda self: module._Actor(handle, None))
+    monkeypatch.setattr(module, "_kill", lambda worker: None)
+    monkeypatch.setattr(module.RayExecutor, "_start_worker", lambda self: module._Worker(handle, None))
     return ray_executor(Promised(1), make_trainer=make_trainer())
 
 
@@ -236,22 +238,22 @@ def test_a_job_that_loses_every_worker_ends_the_run(told_of: Any) -> None:
         told_of._replace(told_of._workers[0], Lost("killed by the kernel\nat length"))
         told_of._pump()
         assert told_of._workers[0].load == 1
-    with pytest.raises(WorkerError, match=r"client 5 lost 4 workers; out of memory\? \(killed by the kernel\)$"):
+    with pytest.raises(WorkerError, match=r"4 workers died while training client 5; out of memory\? \(killed by the kernel\)$"):
         told_of._replace(told_of._workers[0], Lost("killed by the kernel\nat length"))
 
 
 def test_a_worker_that_never_begins_is_not_made_up_for_by_one_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
     from fedecho.executors import ray_executor as module
 
-    monkeypatch.setattr(module, "_dismiss", lambda worker: None)
-    monkeypatch.setattr(module.RayExecutor, "_hire", lambda self: module._Actor(None, None))
+    monkeypatch.setattr(module, "_kill", lambda worker: None)
+    monkeypatch.setattr(module.RayExecutor, "_start_worker", lambda self: module._Worker(None, None))
     two = ray_executor(Promised(2), make_trainer=make_trainer())
     for number in range(2 * MAX_LOSSES):
         two._settle(number, None)
         two._workers[1].starting = object()
         two._replace(two._workers[1], Lost("gone"))
     two._workers[1].starting = object()
-    with pytest.raises(WorkerError, match="workers are lost before they begin: gone"):
+    with pytest.raises(WorkerError, match="workers keep dying before they have started: gone"):
         two._replace(two._workers[1], Lost("gone"))
 
 
@@ -260,15 +262,17 @@ def test_workers_that_never_begin_end_the_run(told_of: Any) -> None:
         told_of._workers[0].starting = object()
         told_of._replace(told_of._workers[0], Lost("gone"))
     told_of._workers[0].starting = object()
-    with pytest.raises(WorkerError, match="workers are lost before they begin: gone"):
+    with pytest.raises(WorkerError, match="workers keep dying before they have started: gone"):
         told_of._replace(told_of._workers[0], Lost("gone"))
-    with pytest.raises(WorkerError, match=r"cannot start a worker \(No module named fedecho\): is the same installed there\?"):
+    with pytest.raises(
+        WorkerError, match=r"cannot start a worker \(No module named fedecho\): install the same software there"
+    ):
         told_of._replace(told_of._workers[0], Unable("The actor died\nNo module named fedecho"))
 
 
 def test_who_cannot_be_made_is_told_with_the_reason(told_of: Any) -> None:
     with pytest.raises(WorkerError, match="a worker could not start: no data here"):
-        told_of._welcome(told_of._workers[0], "no data here")
+        told_of._started(told_of._workers[0], "no data here")
 
 
 def test_a_full_object_store_is_said(told_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,5 +280,5 @@ def test_a_full_object_store_is_said(told_of: Any, monkeypatch: pytest.MonkeyPat
         raise ray.exceptions.ObjectStoreFullError("1 GB in use")
 
     monkeypatch.setattr(ray, "put", full)
-    with pytest.raises(WorkerError, match=r"object store on this machine has no room for a model: .*1 GB in use"):
+    with pytest.raises(WorkerError, match=r"object store on this machine is too full for a model: .*1 GB in use"):
         told_of.submit(job(0, 5), 0.0)

@@ -66,7 +66,7 @@ def test_a_bad_line_is_named_with_its_file(tmp_path: Path, fault: str) -> None:
 @pytest.mark.parametrize("text", ["", "client,runtime\n0,1\n", "0,1\n1,2\n", "client;runtime_s\n0;1\n"])
 def test_a_first_line_without_the_columns_is_said(tmp_path: Path, text: str) -> None:
     path = written(tmp_path, text)
-    with pytest.raises(ValueError, match=r"the first line must name the columns client,runtime_s") as caught:
+    with pytest.raises(ValueError, match=r"the header must contain the columns client,runtime_s") as caught:
         read_trace(path, 2)
     assert str(path) in str(caught.value)
 

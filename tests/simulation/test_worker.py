@@ -15,8 +15,8 @@ from hand_pool import SHARED, shared_memory
 from pool_tasks import LOCAL, MOODY, MoodyDigits
 
 from fedecho.core.types import ClientUpdate, Dispatch, GlobalModel, Weights
-from fedecho.executors.shared_memory import Segment, Segments, received
-from fedecho.executors.worker import Done, Failed, Order, Ready, work
+from fedecho.executors.shared_memory import Segment, Segments, receive_segment
+from fedecho.executors.worker import Done, Failed, JobOrder, Ready, work
 from fedecho.runs.build import MakeTrainer
 
 MAKE = MakeTrainer(MoodyDigits(), LOCAL, seed=0)
@@ -64,7 +64,7 @@ def through_a_worker(model: GlobalModel, clients: list[int], control: Any) -> li
             result.vector[-parts[2] :].copy_(control)
         has = model.correction is not None
         memory = (model_segment.number, result.number)
-        ours.send(Order(number, client, model.version, 70 + number, *memory, has, control is not None))
+        ours.send(JobOrder(number, client, model.version, 70 + number, *memory, has, control is not None))
         for segment in (model_segment, result) if number == 0 else (result,):
             segment.send(ours)
     ours.send(None)
@@ -117,7 +117,7 @@ def test_a_worker_ends_with_its_pipe(quiet: list[int]) -> None:
 def test_a_worker_whose_parent_dies_in_the_middle_of_an_order_ends_in_silence(quiet: list[int], files: int) -> None:
     ours, theirs = Pipe()
     segment = Segment(sum(sizes()))
-    ours.send(Order(0, 1, 0, 70, segment.number, -1, False, False))
+    ours.send(JobOrder(0, 1, 0, 70, segment.number, -1, False, False))
     for _ in range(files):
         segment.send(ours)
     segment.close()
@@ -131,7 +131,7 @@ def test_a_segment_is_shared_through_a_pipe_has_no_name_and_is_gone_with_its_las
     mine = Segment(5)
     ours, theirs = Pipe()
     mine.send(ours)
-    other = received(theirs, 5)
+    other = receive_segment(theirs, 5)
     assert not {path for path in set(SHARED.iterdir()) - named if path.stat().st_ino == os.fstat(mine.number).st_ino}
     mine.vector.copy_(torch.arange(5.0))
     assert other.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
@@ -149,7 +149,7 @@ def test_a_closed_segment_leaves_no_open_file() -> None:
     segment = Segment(4)
     ours, theirs = Pipe()
     segment.send(ours)
-    other = received(theirs, 4)
+    other = receive_segment(theirs, 4)
     ours.close()
     theirs.close()
     segment.close()
@@ -161,7 +161,7 @@ def test_a_pipe_that_closes_before_the_segment_came_is_its_end() -> None:
     ours, theirs = Pipe()
     ours.close()
     with pytest.raises(EOFError):
-        received(theirs, 4)
+        receive_segment(theirs, 4)
 
 
 VIEW_AFTER_CLOSE = """

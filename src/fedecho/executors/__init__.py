@@ -1,1 +1,1 @@
-"""Where jobs are computed."""
+"""Executors: they train clients in this process, in worker processes, or on a Ray cluster."""

@@ -1,4 +1,4 @@
-"""The executor protocol, the serial reference, and the workbench that a worker keeps between jobs."""
+"""The executor protocol, the serial reference executor, and the job runner inside a worker."""
 
 import traceback
 from collections.abc import Callable
@@ -15,32 +15,32 @@ from fedecho.learning.trainer import Trainer
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A dispatch beside the client's control variate c_i (None is zero)."""
+    """A dispatch and the client's control variate c_i (None means zero)."""
 
     dispatch: Dispatch
     control: Tensor | None = None
 
 
 class Executor(Protocol):
-    """Computes jobs. The result of a job does not depend on when or where that happens."""
+    """Computes jobs. A job's result does not depend on when or where it is computed."""
 
     def submit(self, job: Job, due: float) -> None:
-        """Take a job whose result will be asked for at virtual time ``due``. Returns at once."""
+        """Accept a job whose result is due at virtual time ``due``. Returns at once."""
         ...
 
     def result(self, number: int) -> ClientUpdate:
-        """The result of dispatch ``number``, waiting for it if need be."""
+        """Return the result of dispatch ``number``; wait for it if necessary."""
         ...
 
     def cancel(self, number: int) -> None:
-        """Nobody will ask for this one."""
+        """Discard a job whose result is no longer needed."""
         ...
 
     def close(self) -> None: ...
 
 
 class SerialExecutor:
-    """A job is computed when its result is due, so that nothing is trained that falls past the end of the run."""
+    """Computes each job when its result is due, so it never trains a job that falls past the end of the run."""
 
     def __init__(self, train: Callable[[Job], ClientUpdate]) -> None:
         self._train = train
@@ -63,9 +63,9 @@ CPU = torch.device("cpu")
 
 
 class Bench:
-    """Takes jobs whose tensors lie in host memory, and gives their results. Its own executor may run several at once.
+    """Runs jobs whose tensors are in host memory, on its own executor and device.
 
-    ``settings`` hold for as long as the bench lives.
+    ``settings`` is an open context (such as GPU settings) that is kept alive with this object.
     """
 
     def __init__(self, layout: Layout, executor: Executor, device: torch.device = CPU, settings: object = None) -> None:
@@ -76,30 +76,30 @@ class Bench:
         self._versions: dict[int, int] = {}
         self._models: dict[int, GlobalModel] = {}
         self._failures: dict[int, str] = {}
-        self._taken = 0
+        self._num_started = 0
 
-    def take(self, job: Job) -> None:
-        """Never raises: what goes wrong is told by ``give``."""
+    def start(self, job: Job) -> None:
+        """Start a job. Never raises: ``finish`` reports any error."""
         dispatch = job.dispatch
         try:
             placed = Dispatch(dispatch.number, dispatch.client, self._model(dispatch), dispatch.seed)
             control = None if job.control is None else job.control.to(self._device)
-            self._taken += 1
-            self._executor.submit(Job(placed, control), float(self._taken))
+            self._num_started += 1
+            self._executor.submit(Job(placed, control), float(self._num_started))
         except Exception as error:
-            self._failures[dispatch.number] = told(error)
+            self._failures[dispatch.number] = error_text(error)
 
-    def give(self, number: int) -> ClientUpdate | str:
-        """The result of a job that was taken, or what went wrong."""
+    def finish(self, number: int) -> ClientUpdate | str:
+        """Wait for a started job; return its update or the error text."""
         try:
             return self._failures.pop(number) if number in self._failures else self._executor.result(number)
         except Exception as error:
-            return told(error)
+            return error_text(error)
         finally:
             self._release(self._versions.pop(number))
 
     def _model(self, dispatch: Dispatch) -> GlobalModel:
-        """The job's model on the device. It goes up once for all jobs from it that are held here at the same time."""
+        """Return the job's model on the device; jobs that start from the same version share one copy."""
         model = dispatch.model
         self._versions[dispatch.number] = model.version
         if model.version not in self._models:
@@ -113,15 +113,15 @@ class Bench:
             self._models.pop(version, None)
 
 
-def bench_of(made: Trainer | Bench) -> Bench:
-    """A plain trainer works through its jobs one by one."""
-    if isinstance(made, Bench):
-        return made
-    return Bench(made.network.layout, SerialExecutor(lambda job: made.train(job.dispatch, job.control)))
+def job_runner(trainer: Trainer | Bench) -> Bench:
+    """Wrap a plain trainer so that it runs its jobs one at a time; return anything else unchanged."""
+    if isinstance(trainer, Bench):
+        return trainer
+    return Bench(trainer.network.layout, SerialExecutor(lambda job: trainer.train(job.dispatch, job.control)))
 
 
-def told(error: Exception) -> str:
-    """In a line; for what is no mistake of the user's, as ``fedecho`` sees it, the traceback below it."""
+def error_text(error: Exception) -> str:
+    """Format an error as one line, followed by the traceback unless the error is a user's mistake."""
     line = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, ValueError | OSError | MemoryError):
         return line

@@ -1,4 +1,4 @@
-"""Several processes on one machine: jobs by pipe, weights by shared memory; one thread or one GPU each."""
+"""A pool of worker processes on one machine: jobs travel by pipe, weights by shared memory."""
 
 import multiprocessing
 import os
@@ -15,13 +15,13 @@ from fedecho.core.layout import Layout
 from fedecho.core.types import ClientUpdate
 from fedecho.executors.executor import CPU, Bench, Job
 from fedecho.executors.shared_memory import Segment, Segments
-from fedecho.executors.worker import NEEDS_GUARD, NOT_STARTED, Done, Failed, Order, Ready, deaf_children, work
+from fedecho.executors.worker import NEEDS_GUARD, NOT_STARTED, Done, Failed, JobOrder, Ready, interrupts_ignored, work
 from fedecho.executors.worker_pool import AHEAD, DEPTH, Crew, WorkerError
 from fedecho.learning.trainer import Trainer
 
 __all__ = ["AHEAD", "DEPTH", "PoolExecutor", "WorkerError"]
 GRACE_S = 5.0
-"""How long workers that were told to end may take, all together; they own nothing that a kill would harm."""
+"""How long all workers together may take to exit before they are killed; killing them loses nothing."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -33,14 +33,14 @@ class _Worker:
     ready: bool = False
     orders: dict[int, tuple[Job, Segment]] = field(default_factory=dict)
     segments: set[int] = field(default_factory=set)
-    """Numbers of those it was sent."""
+    """Numbers of the segments this worker has already receive_segment."""
 
     @property
     def load(self) -> int:
         return len(self.orders)
 
-    def send(self, order: Order, *segments: Segment) -> None:
-        """The order, and behind it the memory that the worker has not seen yet."""
+    def send(self, order: JobOrder, *segments: Segment) -> None:
+        """Send the order, followed by any segments the worker has not receive_segment yet."""
         self.pipe.send(order)
         for segment in segments:
             if segment.number not in self.segments:
@@ -49,7 +49,7 @@ class _Worker:
 
 
 class PoolExecutor(Crew[_Worker]):
-    """One process for each worker. With ``gpus`` the k-th sees the k-th of them and no other; results go to ``device``."""
+    """Runs each worker in its own process and returns results on ``device``. With ``gpus``, worker k sees only the k-th GPU."""
 
     def __init__(
         self,
@@ -68,15 +68,15 @@ class PoolExecutor(Crew[_Worker]):
         self._device = device
         self._segments = Segments(2 * layout.num_params + layout.num_buffers)
         self._models: dict[int, tuple[Segment, set[int]]] = {}
-        places = [None] * num_workers if gpus is None else list(gpus)[:num_workers]
-        self._workers = [self._spawn(gpu) for gpu in places]
+        gpu_of_worker = [None] * num_workers if gpus is None else list(gpus)[:num_workers]
+        self._workers = [self._spawn(gpu) for gpu in gpu_of_worker]
 
     def close(self) -> None:
         for worker in self._workers:
             worker.pipe.close()
             if worker.orders or not worker.ready:
                 worker.process.terminate()
-        _ended([worker.process for worker in self._workers])
+        _join_or_kill([worker.process for worker in self._workers])
         self._workers.clear()
         self._segments.close()
 
@@ -84,7 +84,7 @@ class PoolExecutor(Crew[_Worker]):
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         process = context.Process(target=work, args=(theirs, self._make_trainer), daemon=True)
-        with deaf_children(), seeing(gpu):
+        with interrupts_ignored(), visible_gpu(gpu):
             process.start()
         theirs.close()
         return _Worker(process, ours, gpu)
@@ -93,7 +93,7 @@ class PoolExecutor(Crew[_Worker]):
         dispatch, model, result = job.dispatch, self._model(job), self._segments.take()
         if job.control is not None:
             result.vector[-self._layout.num_params :].copy_(job.control)
-        order = Order(
+        order = JobOrder(
             number=dispatch.number,
             client=dispatch.client,
             version=dispatch.model.version,
@@ -106,12 +106,12 @@ class PoolExecutor(Crew[_Worker]):
         worker.orders[dispatch.number] = (job, result)
         try:
             worker.send(order, model, result)
-        except OSError:  # it died while nobody looked; this job it never had
-            self._take_back(*worker.orders.pop(dispatch.number), "it was not told", begun=False)
+        except OSError:  # the worker died unnoticed and never receive_segment this job
+            self._take_back(*worker.orders.pop(dispatch.number), "the worker had died", begun=False)
             self._replace(worker)
 
     def _model(self, job: Job) -> Segment:
-        """The segment with the job's model, filled at the first order from that version and kept until its last."""
+        """Return the segment that holds the job's model; it is filled once per version and freed after the version's last job."""
         model = job.dispatch.model
         if model.version not in self._models:
             segment = self._segments.take()
@@ -126,11 +126,11 @@ class PoolExecutor(Crew[_Worker]):
         return segment
 
     def _collect(self) -> None:
-        """Wait until some worker has answered or died."""
+        """Wait until a worker answers or dies."""
         by_pipe = {worker.pipe: worker for worker in self._workers}
         for pipe in wait(list(by_pipe)):
             worker = by_pipe[pipe]  # type: ignore[index]
-            answer = _heard(worker.pipe)
+            answer = _receive(worker.pipe)
             if answer is None:
                 self._replace(worker)
                 continue
@@ -139,7 +139,7 @@ class PoolExecutor(Crew[_Worker]):
                 self._begun()
                 continue
             if answer.number == NOT_STARTED:
-                raise WorkerError.told("a worker could not start", getattr(answer, "error", ""))
+                raise WorkerError.from_worker("a worker could not start", answer.error if isinstance(answer, Failed) else "")
             job, segment = worker.orders.pop(answer.number)
             self._release(job)
             self._settle(answer.number, self._update(answer, job, segment) if isinstance(answer, Done) else answer)
@@ -166,11 +166,11 @@ class PoolExecutor(Crew[_Worker]):
             self._segments.give_back(segment)
 
     def _replace(self, dead: _Worker) -> None:
-        """A worker died: start another and let its jobs run again, to the same result."""
-        _ended([dead.process])
+        """Start a new worker in place of a dead one and run its jobs again; the results do not change."""
+        _join_or_kill([dead.process])
         if dead.process.exitcode == NEEDS_GUARD:
             raise WorkerError(
-                'a pool starts processes that import your script: put what runs in it under `if __name__ == "__main__":`'
+                'a pool starts processes that import your script: put the code that runs it under `if __name__ == "__main__":`'
             )
         reason = f"exit code {dead.process.exitcode}"
         if not dead.ready:
@@ -186,8 +186,8 @@ class PoolExecutor(Crew[_Worker]):
 
 
 @contextmanager
-def seeing(gpu: str | None) -> Iterator[None]:
-    """Processes started inside see this GPU alone, as their first: they inherit it, so it is set before anything asks CUDA."""
+def visible_gpu(gpu: str | None) -> Iterator[None]:
+    """Let processes started in this context see only the given GPU. They inherit the variable, so CUDA reads it at start-up."""
     before = dict(os.environ)
     if gpu is not None:
         os.environ[VISIBLE] = gpu
@@ -199,8 +199,8 @@ def seeing(gpu: str | None) -> Iterator[None]:
             os.environ.update({VISIBLE: before[VISIBLE]} if VISIBLE in before else {})
 
 
-def _ended(processes: Iterable[SpawnProcess]) -> None:
-    """A task, or a library under it, may have taken SIGTERM for itself: nobody waits for such workers for ever."""
+def _join_or_kill(processes: Iterable[SpawnProcess]) -> None:
+    """Wait for processes to exit and kill any that do not in time: a task or library may have installed its own SIGTERM handler."""
     deadline = time.monotonic() + GRACE_S
     for process in processes:
         process.join(max(0.0, deadline - time.monotonic()))
@@ -209,8 +209,8 @@ def _ended(processes: Iterable[SpawnProcess]) -> None:
             process.join()
 
 
-def _heard(pipe: Connection) -> Ready | Done | Failed | None:
-    """What a worker says, or None if it died, between two answers or in the middle of one."""
+def _receive(pipe: Connection) -> Ready | Done | Failed | None:
+    """Return the worker's next answer, or None if it died (between answers or in the middle of one)."""
     try:
         answer: Ready | Done | Failed = pipe.recv()
     except (EOFError, OSError):

@@ -1,4 +1,4 @@
-"""A Ray cluster (extra ``[ray]``): its address, starting one on this machine or joining one."""
+"""Start a Ray cluster on this machine or join a running one (needs the ``[ray]`` extra)."""
 
 import logging
 import os
@@ -19,8 +19,8 @@ __all__ = ["check_address", "check_ray", "ray_settings"]
 
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # the future way; Ray warns of its present one
-    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # no line of Ray's own into our output; a lost worker is told in our words
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # the future default; Ray warns about the current one
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # keep Ray's own log lines out of our output; we report lost workers ourselves
 }
 
 
@@ -32,7 +32,7 @@ def check_ray() -> None:
 
 @contextmanager
 def ray_settings() -> Iterator[None]:
-    """Environment variables that Ray reads when it is imported and when a cluster is started or joined. They are put back after."""
+    """Set the environment variables that Ray reads on import and when a cluster starts or is joined; restore them afterwards."""
     before = {name: os.environ.get(name) for name in ENVIRONMENT}
     os.environ.update(ENVIRONMENT)
     try:
@@ -45,18 +45,16 @@ def ray_settings() -> Iterator[None]:
                 os.environ[name] = value
 
 
-TRY_S = 5.0
-START = "start one with `ray start --head --disable-usage-stats`, or leave --address out to use this machine alone"
+CONNECT_TIMEOUT_S = 5.0
+START = "start one with `ray start --head --disable-usage-stats`, or omit --address to use only this machine"
 
 
 def check_address(address: str | None) -> None:
-    """Is this the address of a cluster that this process can be part of?"""
+    """Raise if ``address`` cannot be the address of a cluster to join."""
     if address in (None, "auto"):
         return
     if not isinstance(address, str) or "://" in address:
-        raise ValueError(
-            f"--address must be auto or HOST:PORT, got {address!r}; a run is part of the cluster: start it on one of its nodes"
-        )
+        raise ValueError(f"--address must be auto or HOST:PORT, got {address!r}. Start the run on one of the cluster's nodes.")
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ValueError(f"--address must be auto or HOST:PORT (Ray's own port is 6379), got {address!r}")
@@ -65,61 +63,61 @@ def check_address(address: str | None) -> None:
 def check_reachable(address: str) -> None:
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=TRY_S).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT_S).close()
     except OSError as error:
         raise ValueError(f"no Ray cluster at --address {address} ({error}): {START}") from None
 
 
-LOOK_S = 5.0
-"""How often the head is looked for, at most."""
-MISSED_S = 20.0
-"""How long it may be away: it may be busy or start again, and after 60 s without it Ray ends this process."""
+CHECK_INTERVAL_S = 5.0
+"""Least time between two checks of the head node."""
+HEAD_TIMEOUT_S = 20.0
+"""How long the head may be unreachable. It may be busy or restarting; after 60 s Ray itself would end this process."""
 QUIET = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
 
 
 class Cluster:
-    """Connected until it is closed. A connection that the caller's program has made itself is used and left alone."""
+    """A connection to a Ray cluster. If the caller's program is already connected, that connection is used and left open."""
 
     def __init__(self, address: str | None, num_workers: int | None, gpu: bool) -> None:
         self.resource = "GPU" if gpu else "CPU"
         self._ours = not ray.is_initialized()
         if self._ours:
-            with _our_signals():
+            with _sigterm_kept():
                 _join(address) if address else _start(num_workers, gpu)
-        self._head, self._looked = ray.get_runtime_context().gcs_address, time.monotonic()
-        self._seen = self._looked
+        self._head, self._checked = ray.get_runtime_context().gcs_address, time.monotonic()
+        self._seen = self._checked
         try:
-            self.num_workers = self._fitting(num_workers)
+            self.num_workers = self._checked_num_workers(num_workers)
         except ValueError:
             self.close()
             raise
 
-    def _fitting(self, num_workers: int | None) -> int:
-        """A worker for every core or GPU, or as many as were asked for if there are so many."""
-        there = int(ray.cluster_resources().get(self.resource, 0))
-        wanted = there if num_workers is None else num_workers
-        if not 0 < wanted <= there:
+    def _checked_num_workers(self, num_workers: int | None) -> int:
+        """Return the requested number of workers, by default one per core or GPU; raise if the cluster is too small."""
+        available = int(ray.cluster_resources().get(self.resource, 0))
+        wanted = available if num_workers is None else num_workers
+        if not 0 < wanted <= available:
             raise ValueError(
-                f"the Ray cluster has {there} {self.resource}s in all, too few for --workers {max(wanted, 1)}: "
-                "ask for fewer, or add nodes to it"
+                f"the Ray cluster has {available} {self.resource}s in total, too few for --workers {max(wanted, 1)}: "
+                "lower --workers or add nodes"
             )
         return wanted
 
     def check_head(self) -> None:
-        """Is it there? Workers go on without it, but not this process; whoever waits for them asks every ``LOOK_S``."""
+        """Raise if the head node has been unreachable for too long: workers survive without it, this process does not."""
         now = time.monotonic()
-        if now - self._looked < LOOK_S:
+        if now - self._checked < CHECK_INTERVAL_S:
             return
-        if now - self._looked > MISSED_S:  # nobody asked for a while: how long it has been away is not known
+        if now - self._checked > HEAD_TIMEOUT_S:  # no recent check, so we cannot tell how long it has been unreachable
             self._seen = now
-        self._looked = now
+        self._checked = now
         with suppress(ValueError):
             check_reachable(self._head)
             self._seen = now
-        if now - self._seen >= MISSED_S:
+        if now - self._seen >= HEAD_TIMEOUT_S:
             raise WorkerError(
-                f"the head of the Ray cluster at {self._head} is gone; "
-                "the run resumes from its last checkpoint, with --executor serial or pool too"
+                f"lost the head of the Ray cluster at {self._head}; "
+                "resume the run from its last checkpoint (--executor serial or pool also works)"
             )
 
     def close(self) -> None:
@@ -132,7 +130,7 @@ def alive_nodes() -> list[str]:
 
 
 def _start(num_workers: int | None, gpu: bool) -> None:
-    """A cluster of this machine that ends with this process."""
+    """Start a cluster on this machine that ends with this process."""
     ray.init(address="local", num_cpus=num_workers or os.cpu_count() or 1, num_gpus=None if gpu else 0, **QUIET)
 
 
@@ -146,9 +144,9 @@ def _join(address: str) -> None:
     except RuntimeError as error:
         if "ersion mismatch" not in str(error):
             raise
-        told = " ".join(str(error).split())
+        reason = " ".join(str(error).split())
         raise ValueError(
-            f"the Ray cluster at {address} is of another version, install the same here and there: {told}"
+            f"the Ray cluster at {address} runs another version; install the same version on both sides: {reason}"
         ) from None
 
 
@@ -157,8 +155,8 @@ def _first_line(error: Exception) -> str:
 
 
 @contextmanager
-def _our_signals() -> Iterator[None]:
-    """Ray takes SIGTERM for itself, for good; it is given back."""
+def _sigterm_kept() -> Iterator[None]:
+    """Restore our SIGTERM handler, which Ray replaces for good."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

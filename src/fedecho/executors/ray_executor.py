@@ -1,4 +1,4 @@
-"""Actors on a Ray cluster, one for each core or GPU; the weights of a version lie once in its object store."""
+"""Runs jobs on Ray actors, one per core or GPU. Each model version is stored once in Ray's object store."""
 
 import time
 import weakref
@@ -15,37 +15,37 @@ from ray.exceptions import ObjectStoreFullError, RayError
 
 from fedecho.core.types import ClientUpdate, GlobalModel
 from fedecho.executors.executor import CPU, Bench, Job
-from fedecho.executors.ray_actor import Array, Arrays, Errand, Hello, Parcel, Seat, Surroundings, arrays_of, software
-from fedecho.executors.ray_cluster import LOOK_S, Cluster, alive_nodes
+from fedecho.executors.ray_actor import Actor, ActorInfo, Array, Arrays, Environment, JobRequest, JobResult, arrays_of, software
+from fedecho.executors.ray_cluster import CHECK_INTERVAL_S, Cluster, alive_nodes
 from fedecho.executors.worker import Failed
 from fedecho.executors.worker_pool import DEPTH, Crew, WorkerError
 from fedecho.learning.trainer import Trainer
 
-ASKED = 2
-"""Results that are asked of a GPU's actor at once: the next is on its way while one is taken up."""
-TELL_S = 30.0
+FETCHED_AT_ONCE = 2
+"""Results requested from a GPU actor at once: one is in transit while another is processed."""
+REPORT_INTERVAL_S = 30.0
 PATIENCE_S = 600.0
-"""How long to wait, with nobody at work, for room in the cluster."""
+"""How long to wait for resources in the cluster while no actor is working."""
 
 
 @dataclass(slots=True)
-class _Actor:
+class _Worker:
     handle: Any
     starting: ObjectRef[Any] | None
-    """Until it has said hello; it gets no orders before."""
-    hello: Hello | None = None
-    orders: dict[int, tuple[Job, Errand]] = field(default_factory=dict)
-    asked: dict[ObjectRef[Any], int] = field(default_factory=dict)
-    taken: deque[int] = field(default_factory=deque)
-    """Given to it, and the result not yet asked for."""
+    """Pending call to ``info``; the actor gets no orders until it has answered."""
+    info: ActorInfo | None = None
+    orders: dict[int, tuple[Job, JobRequest]] = field(default_factory=dict)
+    fetching: dict[ObjectRef[Any], int] = field(default_factory=dict)
+    unfetched: deque[int] = field(default_factory=deque)
+    """Jobs it has started whose result has not been requested yet."""
 
     @property
     def load(self) -> int:
         return len(self.orders)
 
 
-class RayExecutor(Crew[_Actor]):
-    """A lost actor or node is replaced where there is room, and its jobs run again. Actors without room join when there is."""
+class RayExecutor(Crew[_Worker]):
+    """Runs jobs on Ray actors. Lost actors are replaced and their jobs run again; actors wait until the cluster has resources."""
 
     def __init__(
         self,
@@ -66,12 +66,12 @@ class RayExecutor(Crew[_Actor]):
         self.num_stored = 0
         on_gpu = cluster.resource == "GPU"
         self._overlapping = on_gpu
-        room = {"num_cpus": 0, "num_gpus": 1} if on_gpu else {"num_cpus": 1}
-        self._seat = ray.remote(Seat).options(**room)
+        resources = {"num_cpus": 0, "num_gpus": 1} if on_gpu else {"num_cpus": 1}
+        self._actor_class = ray.remote(Actor).options(**resources)
         try:
-            self._arguments = (cloudpickle.dumps(make_trainer), Surroundings.here())
-            self._workers = [self._hire() for _ in range(cluster.num_workers)]
-            while not self._ready():  # what cannot start is told before anything else is done
+            self._arguments = (cloudpickle.dumps(make_trainer), Environment.current())
+            self._workers = [self._start_worker() for _ in range(cluster.num_workers)]
+            while not self._ready():  # fail before any work is done if a worker cannot start
                 self._collect()
         except BaseException:
             self.close()
@@ -79,123 +79,123 @@ class RayExecutor(Crew[_Actor]):
 
     def close(self) -> None:
         for worker in self._workers:
-            _dismiss(worker)
+            _kill(worker)
         self._workers.clear()
         self._models.clear()
         self._cluster.close()
 
-    def _hire(self) -> _Actor:
-        handle = self._seat.remote(*self._arguments)
-        return _Actor(handle, handle.hello.remote())
+    def _start_worker(self) -> _Worker:
+        handle = self._actor_class.remote(*self._arguments)
+        return _Worker(handle, handle.info.remote())
 
-    def _ready(self) -> list[_Actor]:
+    def _ready(self) -> list[_Worker]:
         return [worker for worker in self._workers if worker.starting is None]
 
-    def _order(self, worker: _Actor, job: Job) -> None:
+    def _order(self, worker: _Worker, job: Job) -> None:
         dispatch = job.dispatch
-        errand = Errand(dispatch.number, dispatch.client, dispatch.model.version, dispatch.seed)
+        request = JobRequest(dispatch.number, dispatch.client, dispatch.model.version, dispatch.seed)
         control = None if job.control is None else job.control.cpu().numpy()
-        worker.orders[errand.number] = (job, errand)
+        worker.orders[request.number] = (job, request)
         if self._overlapping:
-            worker.handle.take.remote(errand, self._stored(dispatch.model), control)
-            worker.taken.append(errand.number)
+            worker.handle.start.remote(request, self._stored(dispatch.model), control)
+            worker.unfetched.append(request.number)
         else:
-            worker.asked[worker.handle.run.remote(errand, self._stored(dispatch.model), control)] = errand.number
+            worker.fetching[worker.handle.run.remote(request, self._stored(dispatch.model), control)] = request.number
 
     def _stored(self, model: GlobalModel) -> ObjectRef[Arrays]:
-        """The model in the object store: put there once, and let go when the last who holds the version lets go of it."""
+        """Return the model in the object store: stored once, and released when no one holds the version any more."""
         if model.version not in self._models:
             params = model.weights.params
             try:
                 self._models[model.version] = ray.put(arrays_of(params, model.weights.buffers, model.correction))
             except ObjectStoreFullError as error:
-                raise WorkerError(f"Ray's object store on this machine has no room for a model: {error}") from None
+                raise WorkerError(f"Ray's object store on this machine is too full for a model: {error}") from None
             weakref.finalize(params, self._models.pop, model.version, None).atexit = False
             self.num_stored += 1
         return self._models[model.version]
 
     def _collect(self) -> None:
         for worker in self._workers:
-            while worker.taken and len(worker.asked) < ASKED:
-                number = worker.taken.popleft()
-                worker.asked[worker.handle.give.remote(worker.orders[number][1])] = number
-        by_ref = {ref: worker for worker in self._workers for ref in worker.asked}
+            while worker.unfetched and len(worker.fetching) < FETCHED_AT_ONCE:
+                number = worker.unfetched.popleft()
+                worker.fetching[worker.handle.finish.remote(worker.orders[number][1])] = number
+        by_ref = {ref: worker for worker in self._workers for ref in worker.fetching}
         at_work = bool(by_ref)
         by_ref |= {worker.starting: worker for worker in self._workers if worker.starting is not None}
         began = time.monotonic()
-        done, _ = ray.wait(list(by_ref), timeout=LOOK_S)
+        done, _ = ray.wait(list(by_ref), timeout=CHECK_INTERVAL_S)
         self._cluster.check_head()
         for ref in done:
-            self._heard(by_ref[ref], ref)
+            self._handle(by_ref[ref], ref)
         if done or at_work:
             self._waited_s = 0.0
             return
         before = self._waited_s
         self._waited_s += time.monotonic() - began
-        if self._waited_s // TELL_S > before // TELL_S:
-            self._complain()
+        if self._waited_s // REPORT_INTERVAL_S > before // REPORT_INTERVAL_S:
+            self._report_waiting()
 
-    def _complain(self) -> None:
-        what = f"no room for a worker in the Ray cluster ({len(alive_nodes())} nodes) for {self._waited_s:.0f} s"
+    def _report_waiting(self) -> None:
+        what = f"the Ray cluster ({len(alive_nodes())} nodes) has had no resources for a worker for {self._waited_s:.0f} s"
         if self._waited_s >= PATIENCE_S:
-            raise WorkerError(f"{what}; a run that had begun can be resumed")
-        self._say(f"{what}; waiting for one")
+            raise WorkerError(f"{what}; free some, then resume the run")
+        self._say(f"{what}; waiting")
 
-    def _heard(self, worker: _Actor, ref: ObjectRef[Any]) -> None:
+    def _handle(self, worker: _Worker, ref: ObjectRef[Any]) -> None:
         try:
-            found = ray.get(ref)
-        except RayError as error:  # the actor, its node, or what it had put into its node's store
+            answer = ray.get(ref)
+        except RayError as error:  # lost: the actor, its node, or an object in its node's store
             self._replace(worker, error)
             return
         if ref == worker.starting:
-            self._welcome(worker, found)
+            self._started(worker, answer)
             return
-        number = worker.asked.pop(ref)
+        number = worker.fetching.pop(ref)
         job, _ = worker.orders.pop(number)
-        self._settle(number, found if isinstance(found, Failed) else self._update(job, found))
+        self._settle(number, answer if isinstance(answer, Failed) else self._update(job, answer))
 
-    def _welcome(self, worker: _Actor, hello: Hello | str) -> None:
-        if isinstance(hello, str):
-            raise WorkerError.told("a worker could not start", hello)
-        ours, theirs = software(), hello.software
-        other = [f"{name} {theirs[name]} and not {ours[name]}" for name in ours if theirs[name] != ours[name]]
-        if other:
-            raise WorkerError(f"the Ray node {hello.host} has {', '.join(other)}: install the same on every node")
-        worker.starting, worker.hello = None, hello
+    def _started(self, worker: _Worker, info: ActorInfo | str) -> None:
+        if isinstance(info, str):
+            raise WorkerError.from_worker("a worker could not start", info)
+        ours, theirs = software(), info.software
+        different = [f"{name} {theirs[name]} instead of {ours[name]}" for name in ours if theirs[name] != ours[name]]
+        if different:
+            raise WorkerError(f"the Ray node {info.host} has {', '.join(different)}: install the same software on every node")
+        worker.starting, worker.info = None, info
         self._begun()
 
-    def _update(self, job: Job, parcel: Parcel) -> ClientUpdate:
-        delta, buffers, correction = parcel.arrays
+    def _update(self, job: Job, result: JobResult) -> ClientUpdate:
+        delta, buffers, correction = result.arrays
         return ClientUpdate(
             client=job.dispatch.client,
             base_version=job.dispatch.model.version,
             delta=self._copied(delta),
             buffers=self._copied(buffers),
-            num_examples=parcel.num_examples,
-            num_steps=parcel.num_steps,
+            num_examples=result.num_examples,
+            num_steps=result.num_steps,
             correction=None if correction is None else self._copied(correction),
-            metrics=parcel.metrics,
+            metrics=result.metrics,
         )
 
     def _copied(self, array: Array) -> torch.Tensor:
-        """Out of the object store, which would fill up with what an algorithm keeps."""
+        """Copy out of the object store, which would otherwise fill up with updates that an algorithm keeps."""
         return torch.tensor(array, device=self._device)
 
-    def _replace(self, lost: _Actor, error: RayError) -> None:
-        _dismiss(lost)
+    def _replace(self, lost: _Worker, error: RayError) -> None:
+        _kill(lost)
         lines = str(error).strip().splitlines() or [type(error).__name__]
         reason = lines[0]
         if getattr(error, "actor_init_failed", False):
-            raise WorkerError(f"a node of the Ray cluster cannot start a worker ({lines[-1]}): is the same installed there?")
+            raise WorkerError(f"a node of the Ray cluster cannot start a worker ({lines[-1]}): install the same software there")
         if lost.starting is not None:
             self._false_start(reason)
         for job, _ in lost.orders.values():
             self._put_back(job, reason)
-        self._workers[self._workers.index(lost)] = self._hire()
-        where = "" if lost.hello is None else f" on {lost.hello.host}"
-        self._say(f"a worker{where} was lost: another takes its place, its {len(lost.orders)} jobs run again ({reason})")
+        self._workers[self._workers.index(lost)] = self._start_worker()
+        where = "" if lost.info is None else f" on {lost.info.host}"
+        self._say(f"lost a worker{where}: replacing it and running its {len(lost.orders)} jobs again ({reason})")
 
 
-def _dismiss(worker: _Actor) -> None:
+def _kill(worker: _Worker) -> None:
     with suppress(RayError):
         ray.kill(worker.handle)

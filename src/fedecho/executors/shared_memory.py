@@ -15,40 +15,40 @@ from torch import Tensor
 
 from fedecho.storage.files import disk_full_at
 
-FOLDER = Path("/dev/shm" if sys.platform == "linux" else tempfile.gettempdir())  # noqa: S108 (nothing has a name there)
+FOLDER = Path("/dev/shm" if sys.platform == "linux" else tempfile.gettempdir())  # noqa: S108 (the files have no names)
 
 
 class Segment:
-    """A piece of shared memory as one float32 vector."""
+    """A block of shared memory, viewed as one float32 vector."""
 
     def __init__(self, size: int) -> None:
         with disk_full_at(FOLDER), tempfile.TemporaryFile(dir=FOLDER) as file:
-            # Allocated now, because a write to memory that is not there kills the process; a container often has only 64 MB.
+            # Allocate now: writing to a page that cannot be allocated kills the process, and containers often have only 64 MB.
             _allocate(file.fileno(), _num_bytes(size))
             self.number = os.dup(file.fileno())
-            """Its open file, and its number in orders."""
+            """The file descriptor, which also identifies the segment in orders."""
         self._release = weakref.finalize(self, os.close, self.number)
         self.vector = _mapped(self.number, size)
 
     def send(self, pipe: Connection) -> None:
-        """Send the open file; ``received`` at the other end maps it."""
+        """Send the open file; the other end maps it with ``receive_segment``."""
         with socket.fromfd(pipe.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as stream:
             socket.send_fds(stream, [b"f"], [self.number])
 
     def close(self) -> None:
-        """Release the memory as soon as no view of the vector is left here or in another process."""
+        """Release this reference; the memory is freed when no process has a view of it any more."""
         del self.vector
         self._release()
 
 
-def received(pipe: Connection, size: int) -> Tensor:
-    """Map the segment that the other end of the pipe sends next."""
+def receive_segment(pipe: Connection, size: int) -> Tensor:
+    """Map the next segment that the other end of the pipe sends."""
     with socket.fromfd(pipe.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as stream:
         byte, files, *_ = socket.recv_fds(stream, 1, 1)
     if not byte:
         raise EOFError("the pipe was closed")
     if not files:
-        raise OSError("the file of a shared segment did not arrive: are too many files open?")
+        raise OSError("a shared-memory segment did not arrive: check the limit on open files (ulimit -n)")
     try:
         return _mapped(files[0], size)
     finally:
@@ -67,12 +67,12 @@ def _allocate(file: int, num_bytes: int) -> None:
 
 
 def _mapped(file: int, size: int) -> Tensor:
-    """Through numpy, which keeps the mapping while a view of it lives; ``torch.frombuffer`` does not."""
+    """Map the file through numpy, which keeps the mapping alive as long as any view; ``torch.frombuffer`` does not."""
     return torch.from_numpy(np.frombuffer(mmap.mmap(file, _num_bytes(size)), np.float32, size))
 
 
 class Segments:
-    """Segments of one size, used again and again: making one costs page faults on every page."""
+    """A free list of segments of one size. Reuse avoids a page fault on every page of a new segment."""
 
     def __init__(self, size: int) -> None:
         self._size = size

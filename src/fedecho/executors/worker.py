@@ -1,4 +1,4 @@
-"""A worker process of a pool: it keeps a bench, and trains what it is told."""
+"""The worker process of a pool: it receives job orders, trains, and answers."""
 
 import multiprocessing
 import os
@@ -14,27 +14,25 @@ import torch
 from torch import Tensor
 
 from fedecho.core.types import Dispatch, GlobalModel, Weights
-from fedecho.executors.executor import Bench, Job, bench_of, told
-from fedecho.executors.shared_memory import received
+from fedecho.executors.executor import Bench, Job, error_text, job_runner
+from fedecho.executors.shared_memory import receive_segment
 from fedecho.learning.trainer import Trainer
 
 NOT_STARTED = -1
-"""The number of an answer to no order: the worker could not start."""
-
-
+"""The number in an answer when the worker could not start."""
 NEEDS_GUARD = 77
-"""The exit code of a process that was started by a script whose own start is not guarded."""
+"""Exit code of a process whose parent script lacks an ``if __name__ == "__main__":`` guard."""
 
 
 def refuse_while_importing() -> None:
-    """In a process that is still importing the script that started it: a run would start processes without end."""
+    """Exit if this process is still importing its parent's script: a run here would spawn processes without end."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         os._exit(NEEDS_GUARD)
 
 
 @contextmanager
-def deaf_children() -> Iterator[None]:
-    """Processes started inside begin deaf to Ctrl-C, which is their parent's business; so they inherit it."""
+def interrupts_ignored() -> Iterator[None]:
+    """Start processes in this context with SIGINT ignored: only the parent handles Ctrl-C."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -46,11 +44,11 @@ def deaf_children() -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """A job as it goes through the pipe: numbers of shared segments, no tensors.
+class JobOrder:
+    """A job as sent through the pipe: it names shared segments and holds no tensors.
 
-    The model segment holds params, buffers and c; the result segment delta, buffers and, on its way in, c_i, on its way out dc_i.
-    The files of segments that the worker has not seen yet follow, first the model's.
+    The model segment holds params, buffers and c. The result segment holds delta, buffers and one more vector: c_i when the
+    order is sent, dc_i when it is answered. Segments that are new to the worker follow the order, the model's first.
     """
 
     number: int
@@ -65,7 +63,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The worker has started, and takes orders."""
+    """The worker has started and accepts orders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,44 +83,44 @@ class Failed:
 
 
 def work(pipe: Connection, make: Callable[[], Trainer | Bench]) -> None:
-    """Answer orders until the pipe closes. Ctrl-C is the parent's business."""
+    """Answer orders until the pipe closes. SIGINT is ignored: the parent handles Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     try:
-        station = Station(bench_of(make()))
-    except Exception as error:  # the parent says it to the user
-        pipe.send(Failed(NOT_STARTED, NOT_STARTED, told(error)))
+        runner = SharedMemoryRunner(job_runner(make()))
+    except Exception as error:  # the parent reports it to the user
+        pipe.send(Failed(NOT_STARTED, NOT_STARTED, error_text(error)))
         os._exit(1)
-    _said(pipe, Ready())
-    waiting: deque[Order] = deque()
-    over = False
-    while waiting or not over:
-        # All there is to take before anybody waits for a result: a GPU works on several jobs at once.
-        while not over and (not waiting or pipe.poll()):
-            order = _heard(pipe, station)
-            over = order is None
+    _send(pipe, Ready())
+    waiting: deque[JobOrder] = deque()
+    closed = False
+    while waiting or not closed:
+        # Start every order that has arrived before waiting for a result: a GPU works on several jobs at once.
+        while not closed and (not waiting or pipe.poll()):
+            order = _next_order(pipe, runner)
+            closed = order is None
             if order is not None:
-                station.take(order)
+                runner.start(order)
                 waiting.append(order)
-        if waiting and not _said(pipe, station.give(waiting.popleft())):
+        if waiting and not _send(pipe, runner.finish(waiting.popleft())):
             break
-    os._exit(0)  # nothing here needs tidying, and views of shared memory may still be alive
+    os._exit(0)  # nothing needs cleaning up, and views of shared memory may still exist
 
 
-def _heard(pipe: Connection, station: "Station") -> Order | None:
+def _next_order(pipe: Connection, runner: "SharedMemoryRunner") -> JobOrder | None:
     try:
-        order: Order | None = pipe.recv()
-    except (EOFError, OSError):  # the parent is gone
+        order: JobOrder | None = pipe.recv()
+    except (EOFError, OSError):  # the parent has exited
         return None
     try:
         if order is not None:
-            station.receive(order, pipe)
+            runner.receive(order, pipe)
     except (EOFError, ConnectionError):
         return None
     return order
 
 
-def _said(pipe: Connection, answer: Ready | Done | Failed) -> bool:
+def _send(pipe: Connection, answer: Ready | Done | Failed) -> bool:
     try:
         pipe.send(answer)
     except OSError:
@@ -130,29 +128,29 @@ def _said(pipe: Connection, answer: Ready | Done | Failed) -> bool:
     return True
 
 
-class Station:
-    """A bench whose jobs come and go through shared memory."""
+class SharedMemoryRunner:
+    """Runs jobs whose tensors arrive and leave through shared memory."""
 
-    def __init__(self, bench: Bench) -> None:
-        layout = bench.layout
-        self._bench = bench
+    def __init__(self, runner: Bench) -> None:
+        layout = runner.layout
+        self._runner = runner
         self._parts = [layout.num_params, layout.num_buffers, layout.num_params]
         self._segments: dict[int, Tensor] = {}
 
-    def receive(self, order: Order, pipe: Connection) -> None:
-        """Map the segments of an order that are new here."""
+    def receive(self, order: JobOrder, pipe: Connection) -> None:
+        """Map the order's segments that have not been received before."""
         for number in (order.model, order.result):
             if number not in self._segments:
-                self._segments[number] = received(pipe, sum(self._parts))
+                self._segments[number] = receive_segment(pipe, sum(self._parts))
 
-    def take(self, order: Order) -> None:
+    def start(self, order: JobOrder) -> None:
         params, buffers, correction = self._vectors(order.model)
         base = GlobalModel(order.version, Weights(params, buffers), correction if order.has_correction else None)
         control = self._vectors(order.result)[2].clone() if order.has_control else None
-        self._bench.take(Job(Dispatch(order.number, order.client, base, order.seed), control))
+        self._runner.start(Job(Dispatch(order.number, order.client, base, order.seed), control))
 
-    def give(self, order: Order) -> Done | Failed:
-        update = self._bench.give(order.number)
+    def finish(self, order: JobOrder) -> Done | Failed:
+        update = self._runner.finish(order.number)
         if isinstance(update, str):
             return Failed(order.number, order.client, update)
         delta, buffers, correction = self._vectors(order.result)
@@ -163,6 +161,6 @@ class Station:
         return Done(order.number, update.num_examples, update.num_steps, update.correction is not None, dict(update.metrics))
 
     def _vectors(self, number: int) -> tuple[Tensor, ...]:
-        """Params or delta, buffers, and c, c_i or dc_i."""
+        """Split a segment into params (or delta), buffers, and the correction or control variate."""
         vectors: tuple[Tensor, ...] = self._segments[number].split(self._parts)
         return vectors

@@ -1,4 +1,4 @@
-"""Workers that get jobs in the order they are due: what a process pool and a Ray cluster have in common."""
+"""Scheduling shared by the process pool and the Ray executor: workers get jobs in the order they are due."""
 
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -11,41 +11,41 @@ from fedecho.executors.executor import Job
 from fedecho.executors.worker import Failed
 
 DEPTH = 2
-"""Orders a worker holds at once: it goes on training while this process distils."""
+"""Orders a worker holds at once, so that it keeps training while this process distils."""
 AHEAD = 4
-"""Results per worker that may wait for their time, by default, and twice as many while others are due before: it bounds memory."""
+"""Default number of results per worker that may wait until they are due; doubled if a job is due earlier. This bounds memory."""
 
 MAX_LOSSES = 3
-"""Workers that a job may lose, and workers in a row, for each there should be, that may be lost before they have begun."""
+"""Workers one job may lose, and consecutive failed starts allowed per worker, before the run is aborted."""
 
 
 class WorkerError(RuntimeError):
-    """A worker died too often, or a client's training failed."""
+    """Workers kept dying, or a client's training failed."""
 
     @classmethod
-    def told(cls, what: str, told: str) -> "WorkerError":
-        """``told`` is a worker's error in a line, and its traceback where that says more: beside the message, not in it."""
-        line, _, trace = told.partition("\n")
+    def from_worker(cls, what: str, text: str) -> "WorkerError":
+        """Build the error from a worker's ``error_text``; its traceback becomes a note rather than part of the message."""
+        line, _, trace = text.partition("\n")
         error = cls(f"{what}: {line}")
         if trace:
             error.add_note(f"in the worker:\n{trace}")
         return error
 
 
-class Busy(Protocol):
-    """A worker, as far as sharing out work goes."""
+class Worker(Protocol):
+    """A worker with a known load."""
 
     @property
     def load(self) -> int:
-        """How many orders it holds."""
+        """Number of orders the worker holds."""
         ...
 
 
-W = TypeVar("W", bound=Busy)
+W = TypeVar("W", bound=Worker)
 
 
 class Crew(ABC, Generic[W]):
-    """An executor over workers. Jobs past the end of the run (not in ``wanted``) start only when they are asked for."""
+    """An executor that distributes jobs over workers. Jobs not in ``wanted`` start only when their result is requested."""
 
     def __init__(self, *, num_workers: int, wanted: Set[int] | None = None, depth: int = DEPTH) -> None:
         if num_workers < 1:
@@ -70,11 +70,11 @@ class Crew(ABC, Generic[W]):
 
     @abstractmethod
     def _order(self, worker: W, job: Job) -> None:
-        """Tell a worker of its next job. Returns at once."""
+        """Send a worker its next job. Returns at once."""
 
     @abstractmethod
     def _collect(self) -> None:
-        """Wait until some worker has answered or died: ``_settle`` or ``_put_back`` each of the jobs concerned."""
+        """Wait until a worker answers or dies, then ``_settle`` or ``_put_back`` each affected job."""
 
     @abstractmethod
     def close(self) -> None: ...
@@ -93,14 +93,14 @@ class Crew(ABC, Generic[W]):
         elif number not in self._results and number not in self._running:
             raise KeyError(f"dispatch {number} was never submitted")
         while number not in self._results:
-            self._pump(asked=number)
+            self._pump(requested=number)
             self._collect()
         self._pump()
-        found = self._results.pop(number)
+        result = self._results.pop(number)
         del self._dues[number]
-        if isinstance(found, Failed):
-            raise WorkerError.told(f"training of client {found.client} failed", found.error)
-        return found
+        if isinstance(result, Failed):
+            raise WorkerError.from_worker(f"training of client {result.client} failed", result.error)
+        return result
 
     def cancel(self, number: int) -> None:
         self._dues.pop(number, None)
@@ -109,12 +109,12 @@ class Crew(ABC, Generic[W]):
             self._cancelled.add(number)
 
     def _ready(self) -> list[W]:
-        """The workers that can be given orders."""
+        """Return the workers that accept orders."""
         return self._workers
 
-    def _pump(self, asked: int | None = None) -> None:
-        """Give orders to workers that have room. A result that is asked for may exceed the bound on waiting ones."""
-        while self._pending and (asked in self._jobs or self._may_wait(self._pending[0][0])):
+    def _pump(self, requested: int | None = None) -> None:
+        """Send orders to workers with spare capacity. A requested result may exceed the bound on waiting results."""
+        while self._pending and (requested in self._jobs or self._may_wait(self._pending[0][0])):
             number = self._pending[0][1]
             if number not in self._jobs:  # started already, or cancelled
                 heappop(self._pending)
@@ -127,32 +127,32 @@ class Crew(ABC, Generic[W]):
             self._order(worker, self._jobs.pop(number))
 
     def _may_wait(self, due: float) -> bool:
-        """Is there room for one more result? Those of far-off clients must not stand in the way of one that is due before them."""
+        """Whether one more result may wait. Results due later must not block a job that is due before them."""
         num, bound = len(self._results), self._ahead * len(self._workers)
         return num < bound or (num < 2 * bound and due < max(self._dues[number] for number in self._results))
 
-    def _settle(self, number: int, found: ClientUpdate | Failed) -> None:
-        """An order was answered."""
+    def _settle(self, number: int, result: ClientUpdate | Failed) -> None:
+        """Record the answer to an order."""
         self.num_trained += 1
         self._losses.pop(number, None)
         self._running.discard(number)
         if number in self._cancelled:
             self._cancelled.discard(number)
         else:
-            self._results[number] = found
+            self._results[number] = result
 
     def _begun(self) -> None:
-        """A worker has started well."""
+        """Reset the count of failed starts: a worker has started."""
         self._false_starts = 0
 
     def _false_start(self, reason: str) -> None:
-        """A worker was lost before it had begun: when that goes on and on, nothing will come of it."""
+        """Count a worker lost during start-up; abort when that keeps happening."""
         self._false_starts += 1
-        if self._false_starts > MAX_LOSSES * len(self._workers):  # a node that is lost takes several at once
-            raise WorkerError(f"workers are lost before they begin: {reason}")
+        if self._false_starts > MAX_LOSSES * len(self._workers):  # losing a node loses several workers at once
+            raise WorkerError(f"workers keep dying before they have started: {reason}")
 
     def _put_back(self, job: Job, reason: str, *, begun: bool = True) -> None:
-        """A worker is gone with this order: another does it, to the same result, unless it has cost too many that had begun."""
+        """Queue the job of a lost worker again; abort if the job has already lost too many workers."""
         number = job.dispatch.number
         self._running.discard(number)
         if number in self._cancelled:
@@ -160,6 +160,8 @@ class Crew(ABC, Generic[W]):
             return
         self._losses[number] += begun
         if self._losses[number] > MAX_LOSSES:
-            raise WorkerError(f"client {job.dispatch.client} lost {self._losses[number]} workers; out of memory? ({reason})")
+            raise WorkerError(
+                f"{self._losses[number]} workers died while training client {job.dispatch.client}; out of memory? ({reason})"
+            )
         self._jobs[number] = job
         heappush(self._pending, (float("-inf"), number))

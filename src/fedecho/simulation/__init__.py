@@ -1,1 +1,1 @@
-"""Straggling clients on a virtual clock."""
+"""The simulator: clients with random runtimes, faults and attacks on a virtual clock."""

@@ -1,4 +1,4 @@
-"""Clients that mean harm, for testing defences: what a share of the clients does to its data, its updates or its pace."""
+"""Attacks by a share of the clients, for testing defences: poisoned data, forged updates or flooding."""
 
 from collections.abc import Set
 from dataclasses import dataclass, replace
@@ -17,17 +17,20 @@ from fedecho.simulation.runtimes import ClientRuntimes
 
 Kind = Literal["none", "label_flip", "sign_flip", "scaled", "noise", "logit_backdoor", "flood", "statistics"]
 FLOOD = 50.0
-"""A flooding client reports so many times as often."""
+"""How many times faster a flooding client reports."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attack:
-    """``share`` of the clients, drawn by the seed, attack.
+    """An attack by a random ``share`` of the clients.
 
-    ``label_flip`` trains on C - 1 - y. ``sign_flip`` sends -scale Delta, ``scaled`` scale Delta, ``noise`` a random vector of scale
-    times Delta's norm. ``logit_backdoor`` trains on the label ``target`` alone and sends scale times that, so that its logits on
-    the whole of U shout it. ``flood`` flips labels and answers 50 times as fast. ``statistics`` sends an honest
-    Delta, BatchNorm statistics that rose scale times as far as they moved, and FedAC's correction times scale.
+    - ``label_flip`` trains on C - 1 - y.
+    - ``sign_flip`` sends -scale Delta, ``scaled`` sends scale Delta.
+    - ``noise`` sends a random vector whose norm is scale times Delta's.
+    - ``logit_backdoor`` trains only on the label ``target`` and sends scale Delta, so its logits on all of U favour that label.
+    - ``flood`` flips labels and answers 50 times as fast.
+    - ``statistics`` sends an honest Delta, BatchNorm statistics raised by scale times their change, and scale times FedAC's
+      correction.
     """
 
     kind: Kind = "none"
@@ -39,6 +42,7 @@ class Attack:
         check_ranges(self, "attack.")
 
     def attackers(self, num_clients: int, seed: int) -> Set[int]:
+        """Draw the attacking clients."""
         if self.kind == "none":
             return NumberSet()
         order = numpy_rng(seed, "attackers").permutation(num_clients)
@@ -49,7 +53,7 @@ class Attack:
         return self.kind in ("label_flip", "logit_backdoor", "flood")
 
     def sent(self, dispatch: Dispatch, update: ClientUpdate) -> ClientUpdate:
-        """What an attacker sends in place of its update."""
+        """Return what an attacker sends in place of its honest update."""
         if self.kind == "sign_flip":
             return replace(update, delta=update.delta * -self.scale)
         if self.kind in ("scaled", "logit_backdoor"):
@@ -58,7 +62,7 @@ class Attack:
             return replace(update, delta=self._noise(update.delta, dispatch.seed))
         if self.kind == "statistics":
             base = dispatch.model.weights.buffers
-            raised = base + self.scale * (update.buffers - base).abs()  # up, for no variance is below zero
+            raised = base + self.scale * (update.buffers - base).abs()  # only upwards: a variance cannot be negative
             correction = None if update.correction is None else update.correction * self.scale
             return replace(update, buffers=raised, correction=correction)
         return update
@@ -70,7 +74,7 @@ class Attack:
 
 @dataclass(frozen=True)
 class PoisonedTask:
-    """A task whose attackers see false labels; everything else is the task's own. Batches must be (inputs, labels)."""
+    """A task whose attackers get false labels and that otherwise behaves like ``task``. Batches must be (inputs, labels)."""
 
     task: Task
     attack: Attack
@@ -87,14 +91,14 @@ class PoisonedTask:
         return inputs, self.num_classes - 1 - labels
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "task":  # unpickling asks before there is a task
+        if name.startswith("__") or name == "task":  # unpickling looks up attributes before ``task`` exists
             raise AttributeError(name)
         return getattr(self.task, name)
 
 
 @dataclass(frozen=True)
 class FloodedRuntimes:
-    """Attackers answer 50 times as fast."""
+    """Client runtimes under which attackers answer 50 times as fast."""
 
     runtimes: ClientRuntimes
     attackers: Set[int]

@@ -12,7 +12,7 @@ KINDS: tuple[Kind, ...] = ("finish", "drop", "leave", "join")
 
 
 class Event(NamedTuple):
-    """``number`` is that of the dispatch, or of the spell for a client that comes or goes."""
+    """An event of one client. ``number`` is the dispatch number, or the spell number for ``leave`` and ``join``."""
 
     kind: Kind
     client: int
@@ -20,10 +20,10 @@ class Event(NamedTuple):
 
 
 class EventQueue:
-    """Events in the order of time; at one time, in the order they were put. Events themselves are never compared.
+    """Events ordered by time, and by insertion order at equal times. Events themselves are never compared.
 
-    Events that are put all at once wait in sorted columns of numbers, some thirty bytes each, and become objects one by one when
-    their time comes: so the first leave of each of a million clients, or a queue out of a checkpoint, costs next to nothing.
+    Events added in bulk are kept as sorted columns of numbers, about thirty bytes each, and become objects only when they are
+    popped. The first departure of each of a million clients, or a queue from a checkpoint, therefore costs little memory.
     """
 
     def __init__(self) -> None:
@@ -37,16 +37,16 @@ class EventQueue:
 
     def put(self, time: float, event: Event) -> None:
         if not time >= self.now:
-            raise ValueError(f"an event at {time} would lie before the clock at {self.now}")
+            raise ValueError(f"an event at {time} lies before the current time {self.now}")
         heappush(self._heap, (time, self._next, event))
         self._next += 1
 
     def put_all(self, times: Sequence[float], kind: Kind) -> None:
-        """Number 0 of ``kind`` for each client in turn, as if put one after the other into a queue that is still empty."""
+        """Add event number 0 of ``kind`` for every client, as if put one by one. The queue must be empty."""
         if len(self):
-            raise ValueError("many events at once can be put only into an empty queue")
+            raise ValueError(f"put_all needs an empty queue, got one with {len(self)} events")
         if min(times, default=self.now) < self.now:
-            raise ValueError(f"an event at {min(times)} would lie before the clock at {self.now}")
+            raise ValueError(f"an event at {min(times)} lies before the current time {self.now}")
         num = len(times)
         zeros = np.zeros(num, np.int64)
         numbers = self._next + np.arange(num)
@@ -54,21 +54,21 @@ class EventQueue:
         self._next += num
 
     def pop(self) -> Event:
-        """The next event; the clock moves to it."""
-        if self._waiting.left and (not self._heap or self._waiting.head < self._heap[0][:2]):
+        """Remove the next event and advance the clock to it."""
+        if self._waiting.any_left and (not self._heap or self._waiting.head < self._heap[0][:2]):
             self.now, _, event = self._waiting.pop()
-            if not self._waiting.left:
-                self._waiting = _Columns()  # and their room is free
+            if not self._waiting.any_left:
+                self._waiting = _Columns()  # frees the memory
         else:
             self.now, _, event = heappop(self._heap)
         return event
 
     def entries(self) -> list[tuple[float, int, Event]]:
-        """In the order of the clock."""
+        """Return all events as (time, running number, event) in the order they will be popped."""
         return sorted([*self._waiting.entries(), *self._heap], key=lambda entry: entry[:2])
 
     def to_tree(self) -> dict[str, Any]:
-        """Columns, which a checkpoint holds as numbers."""
+        """Return the queue as columns of numbers for a checkpoint."""
         entries = self.entries()
         return {
             "now": self.now,
@@ -81,13 +81,9 @@ class EventQueue:
         }
 
     def from_tree(self, tree: dict[str, Any]) -> "EventQueue":
-        if "entries" in tree:  # of a checkpoint from before there were columns
-            rows = tree["entries"]
-            columns = [[row[place] for row in rows] for place in range(5)]
-            columns[2] = [KINDS.index(kind) for kind in columns[2]]
-        else:
-            columns = [tree[name] for name in ("times", "numbers", "kinds", "clients", "of")]
+        """Restore what ``to_tree`` returned."""
         self._heap = []
+        columns = (tree[name] for name in ("times", "numbers", "kinds", "clients", "of"))
         self._waiting = _Columns.sorted(*(np.array(column) for column in columns))
         self._next = tree["next"]
         self.now = tree["now"]
@@ -95,42 +91,43 @@ class EventQueue:
 
 
 class _Columns:
-    """Events as columns of numbers, in the order of the clock; taken from the front."""
+    """Events as sorted columns of numbers, popped from the front."""
 
     def __init__(self) -> None:
         self.times, self.numbers, self.kinds = array("d"), array("q"), array("b")
-        self.clients, self.of = array("q"), array("q")
-        self.at = 0
-        self.left = False
+        self.clients, self.event_numbers = array("q"), array("q")
+        self.next = 0
+        self.any_left = False
+        """Kept as an attribute because every pop reads it."""
 
     @classmethod
     def sorted(cls, *columns: Any) -> "_Columns":
-        """Times, running numbers, kinds, clients and what the events are number of."""
-        made = cls()
+        """Sort columns of times, running numbers, kinds, clients and event numbers by time and running number."""
+        result = cls()
         order = np.lexsort((columns[1], columns[0]))
-        for own, column in zip(made._columns(), columns, strict=True):
+        for own, column in zip(result._columns(), columns, strict=True):
             own.frombytes(column[order].astype(own.typecode).tobytes())
-        made.left = bool(made.times)
-        return made
+        result.any_left = bool(result.times)
+        return result
 
     def _columns(self) -> "tuple[array[Any], ...]":
-        return self.times, self.numbers, self.kinds, self.clients, self.of
+        return self.times, self.numbers, self.kinds, self.clients, self.event_numbers
 
     def __len__(self) -> int:
-        return len(self.times) - self.at
+        return len(self.times) - self.next
 
     @property
     def head(self) -> tuple[float, int]:
-        return self.times[self.at], self.numbers[self.at]
+        return self.times[self.next], self.numbers[self.next]
 
-    def entry(self, at: int) -> tuple[float, int, Event]:
-        return self.times[at], self.numbers[at], Event(KINDS[self.kinds[at]], self.clients[at], self.of[at])
+    def entry(self, row: int) -> tuple[float, int, Event]:
+        return self.times[row], self.numbers[row], Event(KINDS[self.kinds[row]], self.clients[row], self.event_numbers[row])
 
     def pop(self) -> tuple[float, int, Event]:
-        entry = self.entry(self.at)
-        self.at += 1
-        self.left = self.at < len(self.times)
+        entry = self.entry(self.next)
+        self.next += 1
+        self.any_left = self.next < len(self.times)
         return entry
 
     def entries(self) -> list[tuple[float, int, Event]]:
-        return [self.entry(at) for at in range(self.at, len(self.times))]
+        return [self.entry(row) for row in range(self.next, len(self.times))]

@@ -1,8 +1,8 @@
-"""The schedule drawn ahead: which dispatches will be answered before the last version.
+"""Forecast of a run's schedule: which dispatches are answered before the last version.
 
-Who finishes when, and from which version, depends on draws alone and not on what is learnt, so the schedule of a run is that of
-the same run with nothing to learn. An executor that knows it never trains what falls past the end. It is a hint: where an update
-is rejected the real run goes on a little longer, and what was not foreseen is computed when it is due.
+Which client finishes when, and from which version, depends only on random draws and not on the training. The schedule can
+therefore be computed with training stubbed out, and an executor that has it never trains jobs that fall past the end of the
+run. The forecast is a hint: if an update is rejected, the real run takes longer, and unforeseen jobs are computed when due.
 """
 
 from collections.abc import Callable, Set
@@ -21,7 +21,7 @@ from fedecho.simulation.transport import VirtualTransport
 
 @dataclass(frozen=True)
 class Counting:
-    """An algorithm that counts to M and learns nothing."""
+    """An algorithm that publishes a version after every M updates without changing the model."""
 
     buffer_size: int
     demands: Demands
@@ -41,7 +41,7 @@ class Counting:
 
 @dataclass(frozen=True)
 class Forecast:
-    """The numbers of all dispatches whose updates arrive in time, and the most versions alive at once."""
+    """The numbers of all dispatches answered in time, and the largest number of versions alive at once."""
 
     answered: Set[int]
     peak_alive: int
@@ -59,7 +59,7 @@ def forecast(
     make_transport: Callable[[SerialExecutor], VirtualTransport],
     watch: Callable[[Moment], None] = lambda moment: None,
 ) -> Forecast:
-    """The schedule up to version ``num_versions``; ``watch`` sees every moment of it."""
+    """Compute the schedule up to version ``num_versions``; ``watch`` is called with every moment."""
     nothing = torch.zeros(0)
     synchronous = Demands(synchronous=demands.synchronous)
     server = Server(
@@ -73,7 +73,7 @@ def forecast(
     fruitless = 0
 
     def note(moment: Moment) -> bool:
-        """Stops where nobody ever arrives: the run itself will say so."""
+        """Record an arrival; stop if updates no longer arrive (the run itself reports that as an error)."""
         nonlocal fruitless
         watch(moment)
         accepted = moment.receipt.status == "accepted"
@@ -94,5 +94,5 @@ def forecast(
 
 
 def most_fruitless(num_clients: int) -> int:
-    """Messages in a row without an update after which a run is not going anywhere."""
+    """Return the number of consecutive messages without an update after which a run is considered stalled."""
     return 10_000 + 20 * num_clients

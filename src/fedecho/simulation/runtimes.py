@@ -1,4 +1,4 @@
-"""How long clients take, in virtual seconds drawn anew for every dispatch, and the runtime class of every client."""
+"""Client runtimes in virtual seconds: a class per client, a draw per dispatch, or a user's trace."""
 
 import csv
 from array import array
@@ -17,10 +17,11 @@ from fedecho.core.ranges import Factor, check_ranges, positive, share
 from fedecho.storage.user_files import GIB, FileError, opened
 
 UNKNOWN = 255
+"""Code of a client whose class has not been drawn yet."""
 
 
 class Classes(Sequence[str]):
-    """Names by client. ``draw``, where there is one, gives a client's code at the first question."""
+    """The class name of each client. With ``draw``, a client's class is drawn when it is first looked up."""
 
     def __init__(self, names: tuple[str, ...], codes: bytearray, draw: Callable[[int], int] | None = None) -> None:
         self.names = names
@@ -49,7 +50,7 @@ class Classes(Sequence[str]):
         return self.names[code]
 
     def counts(self) -> dict[str, int] | None:
-        """How many clients are of each class; None where that would mean to ask them all."""
+        """Return the number of clients per class, or None if that would require drawing all of them."""
         if self._draw is not None:
             return None
         return {name: self._codes.count(code) for code, name in enumerate(self.names)}
@@ -76,11 +77,12 @@ class ClientRuntimes(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Runtimes:
-    """Runtime classes as in the paper, section 5, or a trace of a user's own clients.
+    """Runtime classes as in section 5 of the paper, or a trace of a user's own clients.
 
     ``rule = "size"``: score = size rank in [0, 1] + gamma u; the top ``long_share`` are Long, the next ``medium_share`` Medium.
-    gamma 0 is by size alone, a large gamma is random. ``rule = "fadas"``: argmax of a Dirichlet(3s, 2s, s) draw, s = ``spread``.
-    ``trace``: a CSV file with columns client,runtime_s; every dispatch draws one of its client's rows.
+    With gamma 0 only the size counts; a large gamma makes the classes random. ``rule = "fadas"``: argmax of a
+    Dirichlet(3s, 2s, s) draw with s = ``spread``. ``trace`` is a CSV file with columns client,runtime_s; every dispatch draws
+    one of its client's rows.
     """
 
     profile: Literal["large", "mild", "equal"] = "large"
@@ -99,7 +101,7 @@ class Runtimes:
             )
 
     def assign(self, sizes: Sequence[int] | NDArray[np.int64], seed: int) -> ClientRuntimes:
-        """Give every client its class, or its rows of the trace."""
+        """Assign a class, or the rows of the trace, to every client."""
         if self.trace is not None:
             return TracedRuntimes(read_trace(Path(self.trace), len(sizes)), seed)
         classes = self._by_size(sizes, seed) if self.rule == "size" else self._by_dirichlet(len(sizes), seed)
@@ -118,7 +120,7 @@ class Runtimes:
         return Classes(NAMES, bytearray(codes.tobytes()))
 
     def _by_dirichlet(self, num_clients: int, seed: int) -> Classes:
-        """When a client is first asked for: a draw each takes twenty times as long as one of ``uniform``."""
+        """Draw lazily, on first lookup: a Dirichlet draw takes twenty times as long as ``uniform``."""
         shape = np.array([3.0, 2.0, 1.0]) * self.spread
 
         def draw(client: int) -> int:
@@ -129,7 +131,7 @@ class Runtimes:
 
 @dataclass(frozen=True)
 class ClassRuntimes:
-    """U(low, high) of the client's class, in units of 10 s."""
+    """Runtimes from U(low, high) of the client's class, in units of 10 s."""
 
     profile: dict[str, tuple[float, float]]
     classes: Sequence[str]
@@ -145,7 +147,7 @@ class ClassRuntimes:
 
 @dataclass(frozen=True)
 class Trace:
-    """The observed runtimes of all clients end to end; client i's are those from ``starts[i]`` to ``starts[i + 1]``."""
+    """The observed runtimes of all clients, concatenated; client i's are ``runtimes[starts[i]:starts[i + 1]]``."""
 
     runtimes: Sequence[float]
     starts: Sequence[int]
@@ -156,7 +158,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class TracedRuntimes:
-    """One of the client's own observed runtimes."""
+    """Runtimes drawn from the client's own observations."""
 
     trace: Trace
     seed: int
@@ -170,13 +172,13 @@ class TracedRuntimes:
 
 
 def read_trace(path: Path, num_clients: int) -> Trace:
-    """The runtimes of each client; every fault names the file and the line."""
+    """Read a trace file. Errors name the file and the line."""
     clients, runtimes = array("q"), array("d")
     try:
         with TextIOWrapper(opened(path, GIB), encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, skipinitialspace=True)
             if not {"client", "runtime_s"} <= set(reader.fieldnames or ()):
-                raise ValueError(f"{path}: the first line must name the columns client,runtime_s, got {reader.fieldnames}")
+                raise ValueError(f"{path}: the header must contain the columns client,runtime_s, got {reader.fieldnames}")
             for row in reader:
                 client, runtime = _trace_row(path, reader.line_num, row, num_clients)
                 clients.append(client)
@@ -185,18 +187,18 @@ def read_trace(path: Path, num_clients: int) -> Trace:
         raise ValueError(f"cannot read the trace {path}: {error.reason}") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"cannot read the trace {path}: {error}") from None
-    whose = np.array(clients, dtype=np.int64)
-    counts = np.bincount(whose, minlength=num_clients)
+    client_of = np.array(clients, dtype=np.int64)
+    counts = np.bincount(client_of, minlength=num_clients)
     if not counts.all():
         missing = np.flatnonzero(counts == 0)
         raise ValueError(f"{path}: no runtime for client {missing[0]} ({len(missing)} of {num_clients} clients have none)")
-    in_turn = np.array(runtimes)[np.argsort(whose, kind="stable")]
-    return Trace(array("d", in_turn.tobytes()), array("q", np.concatenate([[0], counts.cumsum()]).astype(np.int64).tobytes()))
+    by_client = np.array(runtimes)[np.argsort(client_of, kind="stable")]
+    return Trace(array("d", by_client.tobytes()), array("q", np.concatenate([[0], counts.cumsum()]).astype(np.int64).tobytes()))
 
 
 def _trace_row(path: Path, line: int, row: dict[str, str], num_clients: int) -> tuple[int, float]:
     if None in row:
-        raise ValueError(f"{path}, line {line}: more columns than the first line names (a decimal point is a point)")
+        raise ValueError(f"{path}, line {line}: more columns than in the header (is a comma used as the decimal point?)")
     try:
         client, runtime = int(row["client"]), float(row["runtime_s"])
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""``VirtualTransport``: dispatches go to an executor, answers come back in the order of a virtual clock."""
+"""``VirtualTransport``: sends dispatches to an executor and delivers the results in the order of a virtual clock."""
 
 from collections.abc import Callable, Mapping
 from math import isfinite
@@ -16,17 +16,19 @@ from fedecho.storage.client_memory import ClientMemory, Place, check_folder
 
 DROPPED = "client dropped out"
 Sent = Callable[[Dispatch, ClientUpdate], ClientUpdate]
-"""What a client makes of its update before it sends it."""
+"""Transforms a client's update before it is sent, for privacy noise or an attack."""
 
 
 def as_it_is(dispatch: Dispatch, update: ClientUpdate) -> ClientUpdate:
+    """Send the update unchanged."""
     return update
 
 
 class VirtualTransport:
-    """A job's result depends on (client, base version, seed) alone, so the executor may compute it whenever it likes.
+    """The simulated clock and network.
 
-    Time is drawn, never measured: the schedule is the same for every executor, every machine and every algorithm.
+    A job's result depends only on (client, base version, seed), so the executor may compute it at any time. Runtimes are drawn,
+    never measured: the schedule is the same for every executor, machine and algorithm.
     """
 
     def __init__(
@@ -42,7 +44,7 @@ class VirtualTransport:
         sent: Sent = as_it_is,
     ) -> None:
         self.executor = executor
-        self._sent = sent
+        self._outgoing = sent
         self.runtimes = runtimes
         self.faults = faults or Faults()
         self.num_clients = num_clients
@@ -93,11 +95,11 @@ class VirtualTransport:
             return Left(event.client)
         dispatch = self.open.get(event.client)
         if dispatch is None or dispatch.number != event.number:
-            return None  # the client went away before this could happen
+            return None  # the client left first
         del self.open[event.client]
         if event.kind == "drop":
             return Lost(event.client, DROPPED, DROPPED)
-        return self._sent(dispatch, self._remember(self.executor.result(dispatch.number)))
+        return self._outgoing(dispatch, self._remember(self.executor.result(dispatch.number)))
 
     def _spell(self, event: Event) -> float:
         return self.faults.spell(self.seed, event.client, event.number + 1)
@@ -108,7 +110,7 @@ class VirtualTransport:
             self.executor.cancel(dispatch.number)
 
     def _remember(self, update: ClientUpdate) -> ClientUpdate:
-        """The client's own memory between jobs: c_i <- c_i + dc_i."""
+        """Update the client's memory between jobs: c_i <- c_i + dc_i."""
         if update.correction is not None and isfinite(norm_of(update.correction)):
             if self._controls is None:
                 self._controls = self._memory(update.correction)
@@ -119,12 +121,13 @@ class VirtualTransport:
         return ClientMemory(self.num_clients, like, self._client_memory, self._client_memory_dir, setting="client_memory_dir")
 
     def snapshot(self) -> dict[str, Any]:
-        at_work = {client: [d.number, d.model.version, d.seed] for client, d in self.open.items()}
+        """Return the state for a checkpoint."""
+        dispatched = {client: [d.number, d.model.version, d.seed] for client, d in self.open.items()}
         controls = None if self._controls is None else self._controls.to_tree()
-        return {"queue": self.queue.to_tree(), "open": at_work, "controls": controls}
+        return {"queue": self.queue.to_tree(), "open": dispatched, "controls": controls}
 
     def restore(self, tree: Mapping[str, Any], models: Mapping[int, GlobalModel]) -> None:
-        """Become the transport of a snapshot; what was being computed is computed again, to the same bytes."""
+        """Restore a snapshot. Jobs that were in progress are submitted again; their results are bit-identical."""
         self.queue.from_tree(tree["queue"])
         if tree["controls"] is not None:
             like = next(iter(models.values())).weights.params
