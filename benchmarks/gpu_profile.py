@@ -73,7 +73,7 @@ def step_of(parts: GpuParts) -> Callable[[], None]:
     slot.begin(Job(Dispatch(0, 0, model_of(parts), 0)), mark_here(parts.device))
 
     def step() -> None:
-        with slot.lane.queue():
+        with slot.stream.queue():
             slot.cursor.zero_()
             slot.graph.replay()
 

@@ -87,7 +87,7 @@ class RandomPairs(OneClient, MrpcTask):
         return model
 
     @cached_property
-    def _room(self) -> int:
+    def _max_tokens(self) -> int:
         return 512
 
     @cached_property
@@ -136,7 +136,7 @@ class RandomAnswers(OneClient, MathInstructTask):
         return self.packed
 
     @cached_property
-    def _room(self) -> int:
+    def _max_tokens(self) -> int:
         return 2048
 
     @cached_property

@@ -11,9 +11,9 @@ from fedecho.core.randomness import numpy_rng
 from fedecho.tasks.partition import (
     DirichletPartitioner,
     DrawnPartitioner,
-    HeldParts,
     IidPartitioner,
     ShardPartitioner,
+    StoredParts,
     as_parts,
 )
 
@@ -70,7 +70,7 @@ def test_a_users_own_list_is_taken_as_it_is() -> None:
     parts = as_parts(own)
     assert [parts[client].tolist() for client in range(2)] == [[5, 1], [0, 2, 3]]
     assert [parts.size(client) for client in range(2)] == [2, 3]
-    held = HeldParts.of(np.array([1, 0, 1]), 2)
+    held = StoredParts.of(np.array([1, 0, 1]), 2)
     assert as_parts(held) is held
     with pytest.raises(IndexError):
         held[2]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedecho.core.task import Positions
-from fedecho.tasks.text.batches import Packing, Ragged, Spans, To, first_fit, own_text_only
+from fedecho.tasks.text.batches import Packing, Ragged, RoundUp, Spans, first_fit, own_text_only
 
 sequences = st.lists(st.lists(st.integers(1, 99), min_size=2, max_size=7), min_size=1, max_size=6)
 
@@ -69,12 +69,18 @@ def test_packed_rows_hold_the_same_texts_and_targets(rows: list[list[int]], data
     first = [data.draw(st.integers(0, len(row) - 2)) for row in rows]
     spans = Spans.of(rows, first, [len(row) - 1 for row in rows], 0, "cpu")
     chosen = torch.tensor(data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1, max_size=5)))
-    plain, packed = spans.batch(chosen), spans.packed(chosen, Packing.of(spans.tokens.lengths[chosen], To(8), To(2)), To(4))
+    plain, packed = (
+        spans.batch(chosen),
+        spans.packed(chosen, Packing.of(spans.tokens.lengths[chosen], RoundUp(8), RoundUp(2)), RoundUp(4)),
+    )
     assert packed.ids.shape[1] == 8
     assert packed.ids.shape[0] % 2 == 0 or packed.ids.shape[0] == 1
     num = len(plain.row)
     assert packed.targets[:num].tolist() == plain.targets.tolist()
-    assert (len(packed.row), packed.filling.tolist()) == (To(4).up(num), [False] * num + [True] * (To(4).up(num) - num))
+    assert (len(packed.row), packed.filler.tolist()) == (
+        RoundUp(4).apply(num),
+        [False] * num + [True] * (RoundUp(4).apply(num) - num),
+    )
     for number, row in enumerate(chosen.tolist(), start=1):
         assert packed.ids[packed.text == number].tolist() == rows[row]
         assert packed.position[packed.text == number].tolist() == list(range(len(rows[row])))
@@ -85,7 +91,7 @@ def test_packed_rows_hold_the_same_texts_and_targets(rows: list[list[int]], data
 @given(sequences, st.data())
 def test_texts_share_rows_where_that_is_less_to_compute(rows: list[list[int]], data: st.DataObject) -> None:
     spans = Spans.of(rows, [0] * len(rows), [len(row) - 1 for row in rows], 0, "cpu")
-    every, sizes = torch.arange(len(rows)), (To(2, spare=1), To(8), To(2), To(4))
+    every, sizes = torch.arange(len(rows)), (RoundUp(2, spare=1), RoundUp(8), RoundUp(2), RoundUp(4))
     found = spans.in_few_shapes(every, *sizes)
     padded = spans.batch(every, sizes[0], sizes[3])
     packed = spans.packed(every, Packing.of(spans.tokens.lengths, sizes[1], sizes[2]), sizes[3])

@@ -45,7 +45,7 @@ def test_a_broken_row(data: Path) -> None:
     lines = path.read_text(encoding="utf-8").splitlines()
     lines[4] = lines[4].replace("\t", " ", 1)
     path.write_text("\n".join(lines), encoding="utf-8")
-    one_clear_line(MRPC, "train.tsv, line 5", "has 4 columns", "heading has 5")
+    one_clear_line(MRPC, "train.tsv, line 5", "has 4 columns", "header has 5")
 
 
 def test_an_empty_client(data: Path) -> None:
@@ -86,24 +86,24 @@ def test_a_tokenizer_that_knows_more_tokens_than_the_model(data: Path) -> None:
 )
 def test_a_chat_template_that_cannot_be_used(template: str, said: str, data: Path) -> None:
     (data / "tiny-llama" / "chat_template.jinja").write_text(template)
-    one_clear_line(MATH, "the chat template of", "tiny-llama", said, "questions are asked plainly")
+    one_clear_line(MATH, "the chat template of", "tiny-llama", said, "use plain text")
 
 
 def test_weights_of_other_sizes_than_the_configuration(data: Path) -> None:
     config = (data / "tiny-llama" / "config.json").read_text()
     (data / "tiny-llama" / "config.json").write_text(config.replace('"intermediate_size": ', '"intermediate_size": 1'))
-    one_clear_line(MATH, "cannot load its weights from", "their sizes are not those that config.json gives")
+    one_clear_line(MATH, "cannot load its weights from", "their sizes do not match config.json")
 
 
 def test_a_model_that_is_a_file_or_nothing(data: Path) -> None:
     one_clear_line([*MRPC, "--set", f"task.model={data / 'MRPC' / 'dev.tsv'}"], "dev.tsv is a file", "give the folder")
-    one_clear_line([*MRPC, "--set", "task.model="], "task.model is empty", "name the folder")
+    one_clear_line([*MRPC, "--set", "task.model="], "task.model is empty", "the folder of a saved model")
 
 
 def test_a_file_in_another_encoding(data: Path) -> None:
     path = data / "MRPC" / "train.tsv"
     path.write_bytes(path.read_bytes().replace(b"\n", b"\n\xe9", 3))
-    one_clear_line(MRPC, "train.tsv, line 2: no UTF-8 text", "save the file as UTF-8")
+    one_clear_line(MRPC, "train.tsv, line 2: not UTF-8", "save the file as UTF-8")
 
 
 def test_settings_of_control_variates_for_a_method_that_has_none(data: Path) -> None:
@@ -117,13 +117,15 @@ def test_a_pad_token_that_the_model_has_no_number_for(data: Path) -> None:
         tokenizer = pretrained.library("transformers").AutoTokenizer.from_pretrained(data / kind)
         tokenizer.add_special_tokens({"pad_token": "[PAD]"})
         tokenizer.save_pretrained(data / kind)
-        one_clear_line(words, "the pad token '[PAD]' is token 330", "has 330", "resize_token_embeddings", "task.pad_token")
+        one_clear_line(
+            words, "the pad token '[PAD]' is number 330", "has 330 tokens", "resize_token_embeddings", "task.pad_token"
+        )
 
 
 def test_a_folder_of_adapters(data: Path) -> None:
     for kind, words in (("tiny-bert", MRPC), ("tiny-llama", MATH)):
         (data / kind / "adapter_config.json").write_text("{}")
-        one_clear_line(words, f"{kind} holds adapters (adapter_config.json)", "merge_and_unload")
+        one_clear_line(words, f"{kind} contains adapters (adapter_config.json)", "merge_and_unload")
 
 
 def test_a_model_with_a_program_of_its_own(data: Path) -> None:
@@ -133,7 +135,7 @@ def test_a_model_with_a_program_of_its_own(data: Path) -> None:
         config = json.loads(path.read_text()) | {"model_type": "mine", "auto_map": {"AutoConfig": "mine.MineConfig"}}
         path.write_text(json.dumps(config))
         (data / kind / "mine.py").write_text(f"import pathlib\npathlib.Path({str(data / 'ran')!r}).touch()\n")
-        one_clear_line(words, f"from {data / kind}", "no such program is run here")
+        one_clear_line(words, f"from {data / kind}", "such code is not run here")
     assert not (data / "ran").exists()
 
 
@@ -141,7 +143,7 @@ def test_weights_that_are_not_finite(data: Path) -> None:
     weights = load_file(data / "tiny-llama" / "model.safetensors")
     weights["model.norm.weight"][0] = float("nan")
     save_file(weights, data / "tiny-llama" / "model.safetensors", metadata={"format": "pt"})
-    one_clear_line(MATH, "tiny-llama: this model's answers are not finite", "damaged")
+    one_clear_line(MATH, "tiny-llama: this model's outputs are not finite", "damaged")
 
 
 def test_adapters_that_were_asked_for_wrongly(data: Path) -> None:
@@ -153,7 +155,7 @@ def test_adapters_that_were_asked_for_wrongly(data: Path) -> None:
 
 def test_a_file_that_is_not_there_is_named_with_its_setting(data: Path, tmp_path: Path) -> None:
     for words, name in ((MRPC, "train"), (MRPC, "dev"), (MRPC, "unlabeled"), (MATH, "train"), (MATH, "test")):
-        said = (f"task.{name}: there is no file none.tsv in {tmp_path}", "give its whole path")
+        said = (f"task.{name}: there is no file none.tsv in {tmp_path}", "give its full path")
         one_clear_line([*words, "--set", f"task.{name}=none.tsv"], *said)
     for key in ("train", "model"):
         one_clear_line([*MRPC, "--set", f"task.{key}=~nobody-here/x.tsv"], "there is no home folder of ~nobody-here")
@@ -161,7 +163,9 @@ def test_a_file_that_is_not_there_is_named_with_its_setting(data: Path, tmp_path
     one_clear_line(
         [*MATH, "--set", "task.train=gsm8k-trian"], "task.train: there is no 'gsm8k-trian': did you mean 'gsm8k-train'?"
     )
-    one_clear_line([*MATH, "--set", "task.num_unlabeled=40"], "task.num_unlabeled = 40 leaves 7 of gsm8k-train to 10 clients")
+    one_clear_line(
+        [*MATH, "--set", "task.num_unlabeled=40"], "task.num_unlabeled = 40 leaves 7 examples of gsm8k-train for 10 clients"
+    )
 
 
 def test_more_questions_than_there_are(data: Path) -> None:
@@ -170,7 +174,7 @@ def test_more_questions_than_there_are(data: Path) -> None:
 
 def test_texts_longer_than_the_model_takes(data: Path) -> None:
     save_classifier(data / "short", room=16)
-    one_clear_line([*MRPC, "--set", "task.model=short"], "line ", "more than the 16", "task.max_length")
+    one_clear_line([*MRPC, "--set", "task.model=short"], "line ", "exceed the model's limit of 16", "task.max_length")
 
 
 def test_weights_that_are_missing(data: Path) -> None:
@@ -178,9 +182,9 @@ def test_weights_that_are_missing(data: Path) -> None:
     one_clear_line([*MRPC, "--set", "task.model=/nowhere/v2/tiny-bert"], "no model folder /nowhere/v2/tiny-bert")
     one_clear_line([*MATH, "--set", "task.model=tiny-bert"], "saved as Bert", "is it a causal language model?")
     (data / "empty").mkdir()
-    one_clear_line([*MRPC, "--set", "task.model=empty"], "empty holds no config.json")
+    one_clear_line([*MRPC, "--set", "task.model=empty"], "empty contains no config.json")
     (data / "tiny-bert" / "model.safetensors").unlink()
-    one_clear_line(MRPC, "tiny-bert holds no .safetensors weights")
+    one_clear_line(MRPC, "tiny-bert contains no .safetensors weights")
     (data / "tiny-llama" / "model.safetensors").write_bytes(b"damaged")
     one_clear_line(MATH, "cannot load its weights from", "tiny-llama")
     (data / "tiny-llama" / "config.json").write_text("{}")

@@ -118,7 +118,7 @@ def test_what_a_gpu_runs_is_what_serial_runs(kind: str) -> None:
     wanted = _first(student_for(network, plain.task, Distiller()).infer(trained))
     for dtype in (torch.float32, torch.bfloat16):
         parts = GpuParts(plain, Precision(dtype, compiled=False), torch.device("cpu"))
-        assert "does not make its batches on the device" in parts.one_by_one
+        assert "does not build its batches on the device" in parts.one_by_one
         executor = parts.executor(1, None)
         executor.submit(job, 0.0)
         delta, found = executor.result(0).delta, _first(parts.student().infer(trained))

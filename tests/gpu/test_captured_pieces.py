@@ -16,7 +16,7 @@ from fedecho.core.types import Dispatch, GlobalModel, Weights
 from fedecho.distill.distiller import Adam, Distiller
 from fedecho.distill.student import Student
 from fedecho.executors.executor import Job
-from fedecho.gpu.distillation import update_of
+from fedecho.gpu.distillation import compiled_distillation_step
 from fedecho.learning.trainer import Trainer
 from fedecho.runs.on_gpu import GpuParts, gpu_settings
 from fedecho.tasks.classification import seeded
@@ -34,7 +34,7 @@ def test_the_update_is_the_distillers(optimizer: Any) -> None:
     second = torch.rand(50, generator=rng)
     plain, ours = start.clone(), start.clone()
     adam, mine = Adam(first.clone(), second.clone(), 3), Adam(first.clone(), second.clone(), 3)
-    update = update_of(distiller, EXACT)
+    update = compiled_distillation_step(distiller, EXACT)
     for step in range(4, 7):
         grad = torch.randn(50, generator=rng)
         adam = distiller.step(adam, plain, grad * 0.5)

@@ -8,8 +8,7 @@ import pytest
 import torch
 from small_cifar import EXACT, ON_GPU, experiment, write_noise
 
-from fedecho.gpu import channel_ops
-from fedecho.gpu import self_test as kernel_check
+from fedecho.gpu import channel_ops, self_test
 from fedecho.gpu.capture import Precision
 from fedecho.gpu.self_test import fault
 from fedecho.runs import on_gpu as gpu
@@ -35,12 +34,12 @@ def test_they_are_asked_on_what_the_network_has(tmp_path: Path, monkeypatch: pyt
         return "they are wrong" if len(asked) == 8 else ""
 
     monkeypatch.setattr(channel_ops, "HAS_TRITON", True)
-    monkeypatch.setattr(kernel_check, "fault", wrong)
+    monkeypatch.setattr(self_test, "fault", wrong)
     parts = GpuParts(experiment(write_noise(tmp_path), "fedecho"), EXACT, torch.device("cpu"), said.append)
     assert (asked, said) == ([], []), "in float32, and on a CPU, there are none"
     parts._check_kernels()
     assert asked == [(num, *layer) for num in (7, 10) for layer in LAYERS]
-    assert said == ["BatchNorm uses torch operations instead of FedEcho's own kernels: they are wrong"]
+    assert said == ["BatchNorm uses torch's own operations instead of our kernels: they are wrong"]
 
 
 @pytest.mark.gpu
@@ -61,12 +60,10 @@ def test_a_run_goes_on_with_the_kernels_it_began_with(monkeypatch: pytest.Monkey
     monkeypatch.setattr(channel_ops, "FAULT", "a sum differs")
     without = execution.described()
     execution.check_same_kernels(Path("run"), without)
-    with pytest.raises(
-        ValueError, match=r"run was computed with FedEcho's own kernels, which fail their self-test here \(a sum differs\)"
-    ):
+    with pytest.raises(ValueError, match=r"run was computed with kernels of ours, which are not right here \(a sum differs\)"):
         execution.check_same_kernels(Path("run"), with_them)
     monkeypatch.setattr(channel_ops, "FAULT", "")
-    with pytest.raises(ValueError, match=r"run was computed without FedEcho's own kernels \(a sum differs\), which work here"):
+    with pytest.raises(ValueError, match=r"run was computed without kernels of ours \(a sum differs\), which are right here"):
         execution.check_same_kernels(Path("run"), without)
 
 

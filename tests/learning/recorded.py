@@ -1,6 +1,6 @@
 """What a CUDA graph does, on a CPU: the operations of the captured run are made again on the same tensors, and Python is not asked.
 
-A lane that runs the Python again at every replay cannot show what a capture has frozen.
+A stream that runs the Python again at every replay cannot show what a capture has frozen.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fedecho.gpu.streams import WARM_UPS, Graph, ImmediateLane
+from fedecho.gpu.streams import WARM_UPS, Graph, ImmediateStream
 
 
 class Recorded(TorchDispatchMode):
@@ -36,7 +36,7 @@ class Recorded(TorchDispatchMode):
                             held.detach().copy_(new)
 
 
-class RecordingLane(ImmediateLane):
+class RecordingStream(ImmediateStream):
     def capture(self, work: Callable[[], None], pool: Any = None) -> Graph:
         for _ in range(WARM_UPS):
             work()

@@ -14,14 +14,14 @@ from torch._dynamo.utils import counters
 from fedecho.gpu import replay as replayed
 from fedecho.gpu.capture import Precision, compiled_update
 from fedecho.gpu.compiled_blocks import repeated_blocks
-from fedecho.gpu.streams import Graph, ImmediateLane
+from fedecho.gpu.streams import Graph, ImmediateStream
 from fedecho.learning import LocalTraining
 
 DEPTH = 3
 FAST, SURE = Precision(torch.float32), Precision(torch.float32, deterministic=True)
 
 
-class CountingLane(ImmediateLane):
+class CountingLane(ImmediateStream):
     """The compiler does not run below what records."""
 
     captures = 0
@@ -86,14 +86,14 @@ def traced_only(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("local", [SGD, ADAMW])
 def test_compiled_blocks_are_the_plain_ones(local: LocalTraining) -> None:
     """One program for all of them and both shapes of batch. Python runs them to see what they use, and for whoever else asks."""
-    module, said, lane = deep(), list[str](), CountingLane()
-    ours = replayed_of(module, local, jitter=0.2, precision=FAST, say=said.append, lane=lane)
+    module, said, stream = deep(), list[str](), CountingLane()
+    ours = replayed_of(module, local, jitter=0.2, precision=FAST, say=said.append, stream=stream)
     plain = trainer_of(module, local, jitter=0.2)
     for seed in (5, 6):
         dispatch = dispatch_of(module, seed=seed)
-        Block.runs, before = 0, lane.captures
+        Block.runs, before = 0, stream.captures
         got = ours.train(dispatch)
-        assert Block.runs == DEPTH * (lane.captures - before), (
+        assert Block.runs == DEPTH * (stream.captures - before), (
             said
         )  # once: in float32 nothing is cast, and copies are not tried
         same(got, plain.train(dispatch))
@@ -107,7 +107,7 @@ def test_compiled_blocks_are_the_plain_ones(local: LocalTraining) -> None:
 
 @pytest.mark.usefixtures("traced_only")
 def test_where_the_same_bytes_are_wanted_they_are_not_compiled() -> None:
-    replayed_of(deep(), SGD, precision=SURE, lane=CountingLane()).train(dispatch_of(deep()))
+    replayed_of(deep(), SGD, precision=SURE, stream=CountingLane()).train(dispatch_of(deep()))
     assert not counters["stats"]
 
 
@@ -121,10 +121,10 @@ def test_blocks_that_cannot_be_compiled_are_captured_as_they_are(monkeypatch: py
     plain_update = compiled_update(SGD, Precision(compiled=False))
     monkeypatch.setattr(replayed, "compiled_update", lambda local, precision: plain_update)
     monkeypatch.setattr(torch, "compile", broken)
-    module, said, lane = deep(), list[str](), CountingLane()
-    ours = replayed_of(module, SGD, precision=FAST, say=said.append, lane=lane)
+    module, said, stream = deep(), list[str](), CountingLane()
+    ours = replayed_of(module, SGD, precision=FAST, say=said.append, stream=stream)
     dispatch = dispatch_of(module)
     same(ours.train(dispatch), trainer_of(module, SGD).train(dispatch))
     assert said == ["the model's layers are not compiled: no code for this"]
     assert not ours.steps.eager  # type: ignore[union-attr]
-    assert lane.captures > 1
+    assert stream.captures > 1

@@ -13,14 +13,14 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from recorded import RecordingLane
+from recorded import RecordingStream
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy, linear
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedecho.core.layout import BoundNetwork, Layout
-from fedecho.gpu.low_precision import places_of
+from fedecho.gpu.low_precision import linear_params
 from fedecho.gpu.replay import ReplayedSteps
 from fedecho.learning import LocalTraining
 from fedecho.learning.trainer import EagerSteps
@@ -105,7 +105,7 @@ def same(ours: tuple[Tensor, Tensor | None], plain: tuple[Tensor, Tensor | None]
 
 
 def replayed(module: nn.Module, task: Any, local: LocalTraining = SGD) -> ReplayedSteps:
-    return ReplayedSteps(task, local, bound(module), lane=RecordingLane())
+    return ReplayedSteps(task, local, bound(module), stream=RecordingStream())
 
 
 def autocast(module: nn.Module, task: Any, local: LocalTraining, *lengths: int) -> tuple[Tensor, Tensor | None]:
@@ -113,7 +113,7 @@ def autocast(module: nn.Module, task: Any, local: LocalTraining, *lengths: int) 
     with patch.object(ReplayedSteps, "_cast_once", lambda self, batch: []):
         steps = replayed(module, task, local)
         found = trained(steps, *lengths)
-    assert steps.lowered is None
+    assert steps.low_copies is None
     return found
 
 
@@ -129,7 +129,7 @@ def test_a_job_has_the_bits_of_autocast(module: nn.Module, local: LocalTraining)
     plain = autocast(module, task, local, *lengths)
     same(trained(ours, *lengths), plain)
     same(trained(ours, *lengths), plain)  # a second job, whose shapes are known
-    assert ours.lowered is not None
+    assert ours.low_copies is not None
     eager = trained(EagerSteps(task, local, bound(module)), *lengths)
     torch.testing.assert_close(eager, plain, rtol=1e-6, atol=1e-6)
 
@@ -294,7 +294,7 @@ def test_uses_that_python_does_not_see(way: str) -> None:
             module.second.weight = OwnParameter(module.second.weight.data)
         network = Layout.of(module).bind(module)
         module.kept()
-        steps = ReplayedSteps(Words(), SGD, network, lane=RecordingLane())  # type: ignore[arg-type]
+        steps = ReplayedSteps(Words(), SGD, network, stream=RecordingStream())  # type: ignore[arg-type]
         steps.begin(network.weights.params.clone(), None, 3)
         with nullcontext() if copies else patch.object(ReplayedSteps, "_cast_once", lambda self, batch: []):
             for batch in batches(5, 3, 5):
@@ -324,9 +324,9 @@ def test_a_holder_of_another_kind(module: nn.Module) -> None:
 
 def test_copies_that_would_not_be_aligned_are_not_made() -> None:
     odd = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 8), nn.Linear(8, 8))
-    assert [place.part.name for place in places_of(bound(odd))] == ["0.weight"]
+    assert [place.part.name for place in linear_params(bound(odd))] == ["0.weight"]
     even = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 8), nn.Linear(8, 4))
-    assert len(places_of(bound(even))) == 6
+    assert len(linear_params(bound(even))) == 6
 
 
 def test_a_loss_without_autocast_inside_one_of_the_callers(module: nn.Module) -> None:
@@ -356,11 +356,11 @@ def test_the_layers_hold_their_own_again_whatever_happens(module: nn.Module) -> 
     net: Any = steps.network.module
     before = dict(net.named_parameters())
     names = steps._cast_once(batches(5)[0])
-    assert steps.lowered is not None
-    with steps.lowered.in_place(names):
+    assert steps.low_copies is not None
+    with steps.low_copies.swapped_in(names):
         assert net.first.weight.dtype == torch.bfloat16
         assert net.twice.weight.dtype == torch.float32
-    with pytest.raises(ZeroDivisionError), steps.lowered.in_place(names):
+    with pytest.raises(ZeroDivisionError), steps.low_copies.swapped_in(names):
         1 / 0  # noqa: B018
     after = dict(net.named_parameters())
     assert before.keys() == after.keys()
@@ -397,5 +397,5 @@ def test_nothing_is_cast_on_the_way(module: nn.Module) -> None:
         batch = batches(5)[0]
         steps._cast_once(batch)
         with Casts() as casts:
-            steps._work(batch, steps._captured_way(names))
+            steps._run_step(batch, steps._capture_context(names))
         assert casts.of[CLASSES, WIDTH] == num

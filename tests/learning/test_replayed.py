@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 from blobs import Blobs, dispatch_of, network, trainer_of
-from recorded import RecordingLane
+from recorded import RecordingStream
 from torch import Tensor, nn
 
 from fedecho.core.layout import Layout
 from fedecho.core.types import ClientUpdate
 from fedecho.gpu import replay as module_under_test
 from fedecho.gpu.capture import Precision, compiled_update
-from fedecho.gpu.replay import MadeOnDevice, ReplayedSteps, mapped, shape_of, tensors_of
-from fedecho.gpu.streams import Graph, ImmediateLane
+from fedecho.gpu.replay import FactoriesOnDevice, ReplayedSteps, map_tensors, shape_of, tensors_of
+from fedecho.gpu.streams import Graph, ImmediateStream
 from fedecho.learning import LocalTraining, Trainer
 from fedecho.learning.descent import adamw_step, bias_correction
 
@@ -24,7 +24,7 @@ ADAMW = LocalTraining(optimizer="adamw", client_lr=0.01, epochs=3, batch_size=4,
 SGD = LocalTraining(client_lr=0.1, epochs=3, batch_size=4, weight_decay=0.01)
 
 
-class CountingLane(RecordingLane):
+class CountingLane(RecordingStream):
     def __init__(self) -> None:
         self.captures = 0
 
@@ -36,7 +36,7 @@ class CountingLane(RecordingLane):
 def replayed_of(module: nn.Module, local: LocalTraining, jitter: float = 0.0, **options: Any) -> Trainer:
     copy = deepcopy(module)
     bound, task = Layout.of(copy).bind(copy), Blobs(jitter)
-    return Trainer(task, local, bound, ReplayedSteps(task, local, bound, **{"lane": RecordingLane(), **options}))
+    return Trainer(task, local, bound, ReplayedSteps(task, local, bound, **{"stream": RecordingStream(), **options}))
 
 
 def same(ours: ClientUpdate, plain: ClientUpdate) -> None:
@@ -97,14 +97,14 @@ def test_a_shift_that_nobody_announced() -> None:
 @pytest.mark.parametrize("local", [SGD, ADAMW])
 def test_a_job_does_not_know_whether_its_shapes_were_new(local: LocalTraining) -> None:
     """With dropout and running statistics, which warm-ups move: a fresh trainer and one that has seen it all, to the last bit."""
-    module, lane = network(0.4), CountingLane()
-    seasoned = replayed_of(module, local, jitter=0.2, lane=lane)
+    module, stream = network(0.4), CountingLane()
+    seasoned = replayed_of(module, local, jitter=0.2, stream=stream)
     for client, seed in ((1, 5), (4, 8), (2, 1)):
         seasoned.train(dispatch_of(module, client=client, seed=seed))
-    seen = lane.captures
+    seen = stream.captures
     dispatch = dispatch_of(module, client=1, seed=7)
     again, fresh = seasoned.train(dispatch), replayed_of(module, local, jitter=0.2).train(dispatch)
-    assert lane.captures == seen, "it had seen all shapes of this client"
+    assert stream.captures == seen, "it had seen all shapes of this client"
     assert torch.equal(again.delta, fresh.delta)
     assert torch.equal(again.buffers, fresh.buffers)
     assert again.metrics == fresh.metrics
@@ -112,11 +112,11 @@ def test_a_job_does_not_know_whether_its_shapes_were_new(local: LocalTraining) -
 
 def test_a_graph_for_each_shape_and_no_more() -> None:
     """Clients of 10, 11 and 14 examples in batches of 4: 4, 3 and 2 rows."""
-    module, lane = network(), CountingLane()
-    trainer = replayed_of(module, SGD, lane=lane)
+    module, stream = network(), CountingLane()
+    trainer = replayed_of(module, SGD, stream=stream)
     for client in (0, 1, 4, 0, 1):
         trainer.train(dispatch_of(module, client=client))
-    assert lane.captures == 3
+    assert stream.captures == 3
 
 
 def test_nobody_elses_random_numbers_move() -> None:
@@ -130,16 +130,16 @@ def test_nobody_elses_random_numbers_move() -> None:
 
 def test_shapes_above_the_limit_are_eager(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module_under_test, "MOST_GRAPHS", 1)
-    module, lane, said = network(), CountingLane(), []
-    ours = replayed_of(module, ADAMW, lane=lane, say=said.append)
+    module, stream, said = network(), CountingLane(), []
+    ours = replayed_of(module, ADAMW, stream=stream, say=said.append)
     for client in (1, 4):
         dispatch = dispatch_of(module, client=client)
         same(ours.train(dispatch), trainer_of(module, ADAMW).train(dispatch))
-    assert lane.captures == 1
-    assert said == ["training is captured for 1 shapes of batch, and eager for any other from now on"]
+    assert stream.captures == 1
+    assert said == ["training is captured for 1 batch shapes; steps on any further shape run eagerly"]
 
 
-class BrokenLane(ImmediateLane):
+class BrokenLane(ImmediateStream):
     def capture(self, work: Callable[[], None], pool: Any = None) -> Graph:
         super().capture(work)
         try:
@@ -150,12 +150,12 @@ class BrokenLane(ImmediateLane):
 
 def test_what_cannot_be_captured_is_eager_and_says_so_once() -> None:
     module, said = network(0.3), []
-    ours = replayed_of(module, ADAMW, lane=BrokenLane(), say=said.append)
+    ours = replayed_of(module, ADAMW, stream=BrokenLane(), say=said.append)
     for seed in (5, 6):
         dispatch = dispatch_of(module, seed=seed)
         same(ours.train(dispatch), trainer_of(module, ADAMW).train(dispatch))
     assert said == [
-        "training is not captured but eager: a step of Blobs cannot be captured "
+        "training runs eagerly: a step of Blobs cannot be captured "
         "(CUDA error: operation not permitted when stream is capturing)"
     ]
 
@@ -174,7 +174,7 @@ def test_batches_of_other_things_than_tensors_are_eager() -> None:
     bound = Layout.of(module).bind(deepcopy(module))
     ours = Trainer(task, SGD, bound, ReplayedSteps(task, SGD, bound, say=said.append))
     same(ours.train(dispatch_of(module)), trainer_of(module, SGD).train(dispatch_of(module)))
-    assert said == ["training is not captured but eager: a step of Numpy cannot be captured (its batches hold a ndarray)"]
+    assert said == ["training runs eagerly: a step of Numpy cannot be captured (its batches contain a ndarray)"]
 
 
 def test_a_users_mistake_is_an_error_as_before() -> None:
@@ -234,7 +234,7 @@ def test_batches_are_trees_of_tensors() -> None:
     ones = torch.ones(2, 3)
     batch = {"a": [ones, Two(ones.int(), (None, 4))], "b": (ones[0],)}
     assert [tuple(tensor.shape) for tensor in tensors_of(batch)] == [(2, 3), (2, 3), (3,)]
-    doubled = mapped(batch, lambda tensor: tensor * 2)
+    doubled = map_tensors(batch, lambda tensor: tensor * 2)
     assert doubled["a"][1].extra == (None, 4)
     assert doubled["a"][1].ids.sum() == 12
     assert shape_of(batch) == shape_of(doubled)
@@ -250,14 +250,14 @@ def test_batches_are_trees_of_tensors() -> None:
 
 def test_what_a_model_makes_anywhere_is_made_on_the_device() -> None:
     mine = torch.Generator()
-    with MadeOnDevice(torch.device("meta")):
+    with FactoriesOnDevice(torch.device("meta")):
         assert torch.arange(3).is_meta
         assert torch.zeros(2, device=None).is_meta
         assert torch.rand([]).is_meta
         assert torch.ones(2, device="cpu").device.type == "cpu"
         assert torch.rand(2, generator=mine).device.type == "cpu"
         assert torch.tensor(2.0).device.type == "cpu", "a number on the CPU needs no copy"
-    with MadeOnDevice(torch.device("cpu")):
+    with FactoriesOnDevice(torch.device("cpu")):
         for number in (2, 2.5, True):
             made = torch.tensor(number, device="cpu")
             assert (made.item(), made.dtype, made.shape) == (number, torch.tensor(number).dtype, ())

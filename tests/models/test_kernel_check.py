@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedecho.gpu import channel_ops
-from fedecho.gpu.self_test import fault, norm_shapes, without_kernels
+from fedecho.gpu.self_test import check_kernels, fault, norm_shapes
 from fedecho.tasks.vision.resnet import resnet18
 
 CPU = torch.device("cpu")
@@ -35,7 +35,7 @@ def wrong_in_bf16(name: str, monkeypatch: pytest.MonkeyPatch, wrong: Any) -> Non
 
 
 def test_kernels_that_agree_stay() -> None:
-    assert without_kernels(CPU, SHAPES) == channel_ops.FAULT == ""
+    assert check_kernels(CPU, SHAPES) == channel_ops.FAULT == ""
 
 
 def one_value(found: Tensor) -> Tensor:
@@ -58,10 +58,10 @@ def test_a_kernel_that_is_wrong_is_named_and_none_is_used(
     name: str, wrong: Any, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrong_in_bf16(name, monkeypatch, wrong)
-    assert told in without_kernels(CPU, SHAPES)
+    assert told in check_kernels(CPU, SHAPES)
     monkeypatch.setattr(channel_ops, "suits_kernels", lambda x: True)
     assert not channel_ops._by_kernel("sums", torch.zeros(1, 64, 1, 1))
-    assert told in without_kernels(CPU, ()), "and the next run is told too"
+    assert told in check_kernels(CPU, ()), "and the next run is told too"
 
 
 def refuse(error: Exception) -> Any:
@@ -71,20 +71,20 @@ def refuse(error: Exception) -> Any:
 def test_a_kernel_that_does_not_run_is_no_end_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     error = RuntimeError("PTX was compiled with an unsupported toolchain\nat ...")
     wrong_in_bf16("sums", monkeypatch, lambda found: refuse(error))
-    assert without_kernels(CPU, SHAPES) == "PTX was compiled with an unsupported toolchain"
+    assert check_kernels(CPU, SHAPES) == "PTX was compiled with an unsupported toolchain"
 
 
 def test_a_full_gpu_says_nothing_about_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong_in_bf16("sums", monkeypatch, lambda found: refuse(torch.OutOfMemoryError("CUDA out of memory")))
     with pytest.raises(torch.OutOfMemoryError):
-        without_kernels(CPU, SHAPES)
+        check_kernels(CPU, SHAPES)
     assert channel_ops.FAULT == ""
 
 
 def test_where_there_is_no_triton_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel_ops, "HAS_TRITON", False)
     monkeypatch.setattr(channel_ops, "sums", None)
-    assert without_kernels(CPU, SHAPES) == ""
+    assert check_kernels(CPU, SHAPES) == ""
 
 
 def test_what_a_network_gives_its_norms() -> None:

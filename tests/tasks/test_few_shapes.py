@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from fedecho.tasks import MathInstructTask, MrpcTask
 from fedecho.tasks.text import pretrained
 from fedecho.tasks.text.batches import IGNORED, own_text_only
-from fedecho.tasks.text.pretrained import packs
+from fedecho.tasks.text.pretrained import supports_packing
 
 transformers = pytest.importorskip("transformers")
 
@@ -118,7 +118,7 @@ def test_models_that_pack_keep_the_texts_apart(kind: str, attention: str, tmp_pa
     config = getattr(transformers, f"{kind}Config")(**SIZES, attn_implementation=attention)
     model: Any = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
     config.save_pretrained(tmp_path)
-    assert packs(tmp_path)
+    assert supports_packing(tmp_path)
     texts = [torch.randint(1, 40, (num,)) for num in (7, 4, 9)]
     text = torch.tensor([[1] * 7 + [2] * 4 + [3] * 9 + [0] * 4])
     position = torch.tensor([[*range(7), *range(4), *range(9), 0, 0, 0, 0]])
@@ -149,7 +149,7 @@ def _gradients(model: nn.Module, hidden: Tensor, ids: Tensor) -> list[Tensor]:
 )
 def test_other_models_do_not_pack(kind: str, more: dict[str, Any], tmp_path: Path) -> None:
     getattr(transformers, f"{kind}Config")(**more).save_pretrained(tmp_path)
-    assert not packs(tmp_path)
+    assert not supports_packing(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["mrpc", "mathinstruct"])

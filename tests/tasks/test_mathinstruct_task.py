@@ -1,4 +1,4 @@
-"""Worked questions on a tiny language model made on the spot."""
+"""WorkedExample questions on a tiny language model made on the spot."""
 
 import json
 from dataclasses import replace
@@ -43,7 +43,7 @@ def test_the_loss_is_on_the_answers_alone(task: MathInstructTask) -> None:
     total, num, chat = 0.0, 0, Chat(tokenizer())
     for row in task._parts[1][rows].tolist():
         text = task._split[1][row]
-        asked, said = chat.tokens(list(chat.answered(text.question, text.answer)))
+        asked, said = chat.tokens(list(chat.question_and_answer(text.question, text.answer)))
         logits = module(input_ids=torch.tensor([asked + said])).logits[0].detach()
         total += float(cross_entropy(logits[len(asked) - 1 : -1], torch.tensor(said), reduction="sum"))
         num += len(said)
@@ -78,7 +78,9 @@ def test_lora_trains_and_sends_the_adapters_alone(task: MathInstructTask) -> Non
     assert layout.num_params == 2 * 2 * (4 * (16 + 16) + 3 * (16 + 32))
     assert torch.equal(lora.logits(module.eval(), torch.arange(2)), task.logits(task.network(0).eval(), torch.arange(2)))
     for wrong, name in (("nothing", "nothing"), ("q_proj,vproj", "vproj")):
-        with pytest.raises(ValueError, match=rf"no layer '{name}'; its linear ones are .*q_proj, up_proj, v_proj \(all-linear"):
+        with pytest.raises(
+            ValueError, match=rf"no layer '{name}'; its linear layers are .*q_proj, up_proj, v_proj \(all-linear"
+        ):
             replace(lora, lora_targets=wrong).network(0)
     with pytest.raises(ValueError, match=r"lora_targets 'norm' does not fit this model"):
         replace(lora, lora_targets="norm").network(0)
@@ -120,7 +122,7 @@ def test_questions_that_are_asked_again_are_all_held_out(task: MathInstructTask,
     held, kept = thrice._split
     assert (len(held), len(kept)) == (7, 60 - 3 * 7)
     assert not {each.question for each in held} & {each.question for each in kept}
-    with pytest.raises(ValueError, match=r"num_unlabeled is 20, but .*thrice\.json has 20 questions in all"):
+    with pytest.raises(ValueError, match=r"num_unlabeled is 20, but .*thrice\.json has only 20 questions"):
         replace(thrice, num_unlabeled=20).num_examples(0)
 
 
@@ -222,19 +224,23 @@ def test_an_evaluation_of_the_first_few_questions(task: MathInstructTask) -> Non
 
 def test_chat_templates_and_models_without_one() -> None:
     chat, plain = Chat(tokenizer(), "{question} !"), Chat(tokenizer(chat=False), "{question} !")
-    assert chat.asked("How") == "<s>user : How ! </s><s>assistant :"
-    assert chat.answered("How", "So") == ("<s>user : How ! </s><s>assistant :", " So </s>")
-    assert plain.answered("How", "So") == ("Question: How !\nAnswer:", " So</s>")
+    assert chat.question("How") == "<s>user : How ! </s><s>assistant :"
+    assert chat.question_and_answer("How", "So") == ("<s>user : How ! </s><s>assistant :", " So </s>")
+    assert plain.question_and_answer("How", "So") == ("Question: How !\nAnswer:", " So</s>")
     base = Chat(tokenizer(chat=False, bos=True), "{question} !")
-    assert base.answered("How", "So") == ("<s>Question: How !\nAnswer:", " So</s>"), "as the tokenizer itself begins a text"
-    assert base.tokens([base.asked("How")])[0] == base.tokenizer(plain.asked("How"))["input_ids"]
+    assert base.question_and_answer("How", "So") == ("<s>Question: How !\nAnswer:", " So</s>"), (
+        "as the tokenizer itself begins a text"
+    )
+    assert base.tokens([base.question("How")])[0] == base.tokenizer(plain.question("How"))["input_ids"]
     line = Chat(tokenizer(), "{question}")
     line.tokenizer.chat_template = f"{line.tokenizer.chat_template}\n"
     line.tokenizer.chat_template = line.tokenizer.chat_template.replace("</s>{% endfor %}", "</s>\n{% endfor %}")
-    assert line.answered("How", "So")[1] == " So </s>", "what a template writes behind the end is nothing to learn"
+    assert line.question_and_answer("How", "So")[1] == " So </s>", "what a template writes behind the end is nothing to learn"
     odd = Chat(tokenizer(), "{question}")
     odd.tokenizer.chat_template = "{{ messages | length }}{% if add_generation_prompt %}>{% endif %}"
-    assert odd.answered("How", "So") == ("1>", "So</s>"), "a template that rewrites the past is not trusted with the answer"
+    assert odd.question_and_answer("How", "So") == ("1>", "So</s>"), (
+        "a template that rewrites the past is not trusted with the answer"
+    )
 
 
 def test_a_template_that_writes_the_day_writes_the_same_one_every_day() -> None:
@@ -243,8 +249,8 @@ def test_a_template_that_writes_the_day_writes_the_same_one_every_day() -> None:
         "{% if not date_string is defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}Today: {{ date_string }}"
     )
     dated.tokenizer.chat_template = today + TEMPLATE
-    assert dated.asked("How").startswith("Today: 26 Jul 2024<s>user")
-    assert dated.answered("How", "So")[1] == " So </s>"
+    assert dated.question("How").startswith("Today: 26 Jul 2024<s>user")
+    assert dated.question_and_answer("How", "So")[1] == " So </s>"
     other = Chat(tokenizer(), "{question}")
     for template, said in (
         (
@@ -257,18 +263,18 @@ def test_a_template_that_writes_the_day_writes_the_same_one_every_day() -> None:
         ("  {% set day = strftime_now('%H:%M') %}{{ day }}", "00:00"),
     ):
         other.tokenizer.chat_template = template + TEMPLATE
-        assert other.asked("How").startswith(f"{said}<s>user")
+        assert other.question("How").startswith(f"{said}<s>user")
 
 
 def test_texts_that_are_too_long(task: MathInstructTask, tmp_path: Path) -> None:
     save_language_model(tmp_path / "short", room=30)
     short = replace(task, model=str(tmp_path / "short"))
-    with pytest.raises(ValueError, match=r"train\.jsonl, line \d+: \d+ tokens are more than the 30 that the model takes"):
+    with pytest.raises(ValueError, match=r"train\.jsonl, line \d+: \d+ tokens exceed the model's limit of 30"):
         short.batch(0, torch.arange(1), torch.Generator())
-    with pytest.raises(ValueError, match=r"train\.jsonl, line \d+: \d+ tokens of question leave none of the \d+ for"):
+    with pytest.raises(ValueError, match=r"train\.jsonl, line \d+: its question of \d+ tokens leaves none of the \d+ for"):
         replace(task, max_length=20).batch(0, torch.arange(1), torch.Generator())
     with pytest.raises(
-        ValueError, match=r"test\.jsonl, line 1: \d+ tokens and task\.max_new_tokens = 250 are more than the 256"
+        ValueError, match=r"test\.jsonl, line 1: \d+ tokens and task\.max_new_tokens = 250 exceed the model\'s limit of 256"
     ):
         replace(task, max_new_tokens=250).evaluate(task.network(0).eval())
     longest = int(task._train_spans.tokens.lengths.max())
@@ -341,5 +347,5 @@ def test_a_gpu_that_emulates_bf16_computes_and_keeps_float32(
 
 
 def test_u_cannot_be_everything(task: MathInstructTask) -> None:
-    with pytest.raises(ValueError, match=r"num_unlabeled is 50, but gsm8k-train has 47 questions in all"):
+    with pytest.raises(ValueError, match=r"num_unlabeled is 50, but gsm8k-train has only 47 questions"):
         replace(task, num_unlabeled=50).num_examples(0)

@@ -37,7 +37,7 @@ from fedecho.tasks import TASKS, MrpcTask
 from fedecho.tasks.partition import IidPartitioner
 from fedecho.tasks.text.mrpc import f1_score, num_classes
 from fedecho.tasks.text.pretrained import ENDLESS, longest
-from fedecho.tasks.text.readers import Pair
+from fedecho.tasks.text.readers import SentencePair
 from fedecho.tasks.text.shared import between_sentences
 
 
@@ -76,7 +76,7 @@ def test_sentences_do_not_run_together_where_a_tokenizer_puts_nothing_between_th
     silent.backend_tokenizer.normalizer = normalizers.Replace("\n", "")
     assert between_sentences(silent) == "</s>"
     silent.eos_token = None
-    with pytest.raises(ValueError, match="puts nothing between two sentences, and has no token that could stand there"):
+    with pytest.raises(ValueError, match="puts nothing between two sentences and has no token to separate them"):
         between_sentences(silent)
 
 
@@ -168,7 +168,7 @@ def test_a_users_own_pairs(task: MrpcTask, tmp_path: Path) -> None:
     [([0, 0], 2, 0), ([1, 1], 2, 0), ([1, 0], 2, 0), ([2, 0, 1], 3, 0), ([1, 2, 2], 0, 2), ([0, 5, 9], 0, 2), ([0, 2], 0, 2)],
 )
 def test_labels_must_run_from_0_without_a_gap(labels: list[int], num: int, line: int) -> None:
-    found = [Pair("a", "b", label, Path("mine.tsv"), row) for row, label in enumerate(labels, start=1)]
+    found = [SentencePair("a", "b", label, Path("mine.tsv"), row) for row, label in enumerate(labels, start=1)]
     if num:
         assert num_classes(found) == num
         return
@@ -179,7 +179,7 @@ def test_labels_must_run_from_0_without_a_gap(labels: list[int], num: int, line:
 def test_texts_that_are_too_long(task: MrpcTask, world: Path, tmp_path: Path) -> None:
     save_classifier(tmp_path / "short", room=16)
     short = replace(task, model=str(tmp_path / "short"))
-    with pytest.raises(ValueError, match=r"train\.tsv, line \d+: \d+ tokens are more than the 16 that the model takes"):
+    with pytest.raises(ValueError, match=r"train\.tsv, line \d+: \d+ tokens exceed the model's limit of 16"):
         short.batch(0, torch.arange(1), torch.Generator())
     cut = replace(short, max_length=12)
     assert cut.batch(0, torch.arange(4), torch.Generator())[0]["input_ids"].shape[1] <= 12

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import MPNetConfig, MPNetForSequenceClassification, RobertaConfig, RobertaForSequenceClassification
 
-from fedecho.gpu.replay import MadeOnDevice, mapped
+from fedecho.gpu.replay import FactoriesOnDevice, map_tensors
 from fedecho.tasks import MathInstructTask, MrpcTask
 from fedecho.tasks.text.batches import Ragged
 
@@ -60,9 +60,9 @@ def capturing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def step_on_meta(task: Any, module: nn.Module) -> None:
-    batch = mapped(task.in_few_shapes().batch(0, torch.arange(3), torch.Generator()), lambda tensor: tensor.to(META))
+    batch = map_tensors(task.in_few_shapes().batch(0, torch.arange(3), torch.Generator()), lambda tensor: tensor.to(META))
     module.train().to(META)
-    with NoLists(), MadeOnDevice(META), NoWaiting():
+    with NoLists(), FactoriesOnDevice(META), NoWaiting():
         loss = task.loss(module, batch)
         loss.backward()
     trained = [param for param in module.parameters() if param.requires_grad]
@@ -119,5 +119,5 @@ def test_the_check_sees_what_a_capture_forbids(wrong: Callable[[], object]) -> N
 
 
 def test_the_check_lets_pass_what_a_capture_can_hold() -> None:
-    with NoLists(), MadeOnDevice(META), NoWaiting():
+    with NoLists(), FactoriesOnDevice(META), NoWaiting():
         (THERE * torch.tensor(2.0) + torch.arange(3) + torch.tensor(1, device=META)).sum()

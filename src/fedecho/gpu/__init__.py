@@ -1,1 +1,1 @@
-"""Everything that knows of a GPU: CUDA graphs, streams, Triton kernels and the self-test."""
+"""GPU code: CUDA graphs, streams, Triton kernels and the self-test."""

@@ -1,4 +1,4 @@
-"""What a task must offer so that its training can be captured as a CUDA graph, and the pieces that a capture is made of."""
+"""The protocol of tasks whose training can be captured as a CUDA graph, and the building blocks of a capture."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,30 +20,30 @@ T = TypeVar("T")
 
 @runtime_checkable
 class Capturable(Protocol):
-    """A task whose batches are made on the device from numbers: rows of resident data and draws for their augmentation."""
+    """A task that builds its batches on the device from row numbers of resident data and augmentation draws."""
 
     def on(self, device: str) -> Any: ...
 
     def rows_of(self, client: int) -> Tensor:
-        """A client's rows of the resident data."""
+        """Return the client's rows of the resident data."""
         ...
 
     def draw(self, num: int, generator: torch.Generator) -> Tensor:
-        """A number for each image that says how it is augmented."""
+        """Draw one number per image that determines its augmentation."""
         ...
 
     def resident(self) -> tuple[Tensor, ...]:
-        """The data on the device, as ``pick`` wants it."""
+        """Return the data on the device, in the form that ``pick`` expects."""
         ...
 
     @staticmethod
     def pick(resident: tuple[Tensor, ...], rows: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
-        """(images, labels). A function of tensors alone, so that it can be compiled."""
+        """Return (images, labels). Must depend only on its tensor arguments, so that it can be compiled."""
         ...
 
     @staticmethod
     def row_losses(logits: Tensor, labels: Tensor) -> Tensor:
-        """The loss of every row, a function of tensors alone too."""
+        """Return the loss of every row. Must depend only on its tensor arguments."""
         ...
 
     def unlabeled_images(self, rows: Tensor) -> Tensor: ...
@@ -51,30 +51,30 @@ class Capturable(Protocol):
 
 @dataclass(frozen=True)
 class Precision:
-    """The type that convolutions compute in, and whether the same bytes must come out twice."""
+    """The dtype of convolutions, and whether repeated runs must be bit-identical."""
 
     dtype: torch.dtype = torch.bfloat16
     deterministic: bool = False
     compiled: bool = True
 
     def compile(self, work: Callable[P, T], *, dynamic: bool = False) -> Callable[P, T]:
-        """Compiled, with every memory-bound kernel's block sizes chosen by trying (5 % of a ResNet step), where this may be."""
+        """Compile a function if enabled; autotune block sizes unless deterministic (saves 5 % of a ResNet step)."""
         if not self.compiled:
             return work
-        # What is chosen by the clock may sum in another order next time.
+        # Autotuning picks by timing, so the order of summation could differ between runs.
         options: dict[str, Any] = {} if self.deterministic else {"max_autotune_pointwise": True}
         return torch.compile(work, dynamic=dynamic, options=options)
 
 
 class DeviceWeights:
-    """A model at fixed addresses on the device: fp32 master vectors, and a low-precision copy of the matrices and kernels."""
+    """A model at fixed addresses on the device: fp32 master vectors and a low-precision copy of matrices and kernels."""
 
     def __init__(self, layout: Layout, device: torch.device, dtype: torch.dtype) -> None:
         self.layout, self.num_matrix = layout, layout.num_matrix_params
         self.params = torch.zeros(layout.num_params, device=device)
         self.buffers = torch.zeros(layout.num_buffers, device=device)
         self.masters = (self.params[: self.num_matrix], self.params[self.num_matrix :])
-        """The matrices and the vectors of the master."""
+        """The matrix part and the vector part of ``params``."""
         self.low = self.masters[0] if dtype == torch.float32 else self.masters[0].to(dtype)
         self.named: dict[str, Tensor] = {}
         for part in layout.params:
@@ -82,12 +82,12 @@ class DeviceWeights:
             self.named[part.name] = part.view(self.low if matrix else self.params).requires_grad_()
         self.named_buffers = {part.name: part.view(self.buffers) for part in layout.buffers}
         self.matrices = [self._matrix(part) for part in layout.params if part.offset < self.num_matrix]
-        """(where, master, low-precision copy) of each matrix; the copy is the master itself in fp32."""
+        """(slice, master, low-precision copy) of each matrix; in fp32 the copy is the master itself."""
 
     def _matrix(self, part: Part) -> tuple[slice, Tensor, Tensor]:
-        where = slice(part.offset, part.offset + part.size)
-        master = self.params[where]
-        return where, master, master if self.low is self.masters[0] else self.low[where]
+        span = slice(part.offset, part.offset + part.size)
+        master = self.params[span]
+        return span, master, master if self.low is self.masters[0] else self.low[span]
 
     def load(self, weights: Weights) -> None:
         self.params.copy_(weights.params)
@@ -95,11 +95,12 @@ class DeviceWeights:
         self.refresh()
 
     def refresh(self) -> None:
+        """Update the low-precision copy from the masters."""
         if self.low is not self.masters[0]:
             self.low.copy_(self.masters[0])
 
     def gradients(self, loss: Tensor) -> tuple[list[Tensor], Tensor]:
-        """d loss, flat: of each matrix (low precision), and of all vectors, which are small, in one."""
+        """Return flat gradients: one per matrix (low precision), and one for all vectors together, which are small."""
         grads = torch.autograd.grad(loss, list(self.named.values()))
         flat = [part.flattened(grad) for part, grad in zip(self.layout.params, grads, strict=True)]
         split = len(self.matrices)
@@ -111,7 +112,7 @@ Forward = Callable[[Mapping[str, Tensor], Mapping[str, Tensor], Tensor, Tensor],
 
 
 def forward_of(module: nn.Module, precision: Precision) -> Forward:
-    """The module as a function of its tensors: compiled once, it serves every copy of the weights."""
+    """Turn the module into a function of its tensors, compiled once for all copies of the weights."""
     state = module.state_dict()
     norms = [name for name, _ in module.named_buffers() if name.endswith("row_weight")]
 
@@ -121,7 +122,7 @@ def forward_of(module: nn.Module, precision: Precision) -> Forward:
 
     def forward(params: Mapping[str, Tensor], buffers: Mapping[str, Tensor], images: Tensor, row_weight: Tensor) -> Tensor:
         tensors = {**params, **buffers, **dict.fromkeys(norms, row_weight)}
-        for name in biases:  # of layers that compute in low precision
+        for name in biases:  # biases of layers that compute in low precision
             tensors[name] = tensors[name].to(precision.dtype)
         logits: Tensor = functional_call(module, tensors, (images.to(precision.dtype),))
         return logits.float()
@@ -131,10 +132,10 @@ def forward_of(module: nn.Module, precision: Precision) -> Forward:
 
 @cache
 def compiled_update(local: LocalTraining, precision: Precision) -> Callable[..., None]:
-    """The step of these settings on any stretch of the flat vectors: compiled, one pass over memory.
+    """Compile the optimizer step for any segment of the flat vectors; it makes one pass over memory.
 
-    The gradient may be of low precision and lie anywhere; it is not changed. ``low``, a copy of ``params`` in low precision, is
-    kept up; where there is none it is ``params`` itself. ``raw`` is the sum of all gradients, or None.
+    The gradient may have low precision and is not modified. ``low`` is the low-precision copy of ``params``, which the step
+    updates too, or ``params`` itself if there is no copy. ``raw`` accumulates all gradients, or is None.
     """
     rule = rule_of(local)
 

@@ -1,6 +1,6 @@
-"""BatchNorm's sums and maps on a GPU, in Triton. Pixels are rows of channels, as channels-last memory has them.
+"""Triton kernels for BatchNorm's sums and elementwise maps. Pixels are rows of channels, as in channels-last memory.
 
-A block of threads takes many rows and leaves partial sums of its own, so that the order of adding is always the same.
+Each block of threads reduces many rows to its own partial sums, so the order of summation is always the same.
 """
 
 import torch
@@ -11,12 +11,12 @@ from torch import Tensor
 from fedecho.gpu.channel_ops import TILE
 
 WARPS = 4
-"""128 threads: each loads 16 bytes twice for a tile."""
+"""128 threads; each loads 16 bytes twice per tile."""
 
 
 @triton.jit
 def _sums(x, share, first, second, num_rows, IMAGE: tl.constexpr, TILES: tl.constexpr, ROWS: tl.constexpr, C: tl.constexpr):
-    """Sums of share x and of share x^2 over this block's rows; an image has IMAGE of them."""
+    """Sums of share x and of share x^2 over this block's rows; each image has IMAGE rows."""
     channels = tl.arange(0, C)
     one = tl.zeros([ROWS, C], tl.float32)
     two = tl.zeros([ROWS, C], tl.float32)
@@ -120,14 +120,14 @@ def _partial(x: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
     return x.new_empty(shape, dtype=torch.float32), x.new_empty(shape, dtype=torch.float32)
 
 
-# How the rows are cut is an argument, so that a compiled graph, and a compiler's cache of it, knows the shape of what comes out.
+# The split of the rows is an argument so that a compiled graph, and the compiler's cache, know the output shape.
 @torch.library.custom_op("fedecho::channel_sums", mutates_args=())
 def channel_sums(x: Tensor, share: Tensor, blocks: int, tiles: int, rows: int) -> tuple[Tensor, Tensor]:
-    """Each block's sums of share x and of share x^2 over its pixels: [blocks, channels] each. ``share`` is one number an image."""
+    """Per-block sums of share x and of share x^2, [blocks, channels] each; ``share`` has one entry per image."""
     num, channels, height, width = x.shape
     (first, second), pixels = _partial(x, blocks), height * width
     sizes = {"IMAGE": pixels, "TILES": tiles, "ROWS": rows, "C": channels}
-    _sums[(blocks,)](_lasting(x), _each(share, num), first, second, num * pixels, **sizes, num_warps=WARPS)
+    _sums[(blocks,)](_channels_last(x), _per_image(share, num), first, second, num * pixels, **sizes, num_warps=WARPS)
     return first, second
 
 
@@ -140,11 +140,13 @@ def _(x: Tensor, share: Tensor, blocks: int, tiles: int, rows: int) -> tuple[Ten
 def channel_gradient_sums(
     grad: Tensor, x: Tensor, scale: Tensor, shift: Tensor, rectify: bool, blocks: int, tiles: int, rows: int
 ) -> tuple[Tensor, Tensor]:
-    """Each block's sums of grad and of grad x, of the pixels that a ReLU behind scale x + shift lets through (or of all)."""
+    """Per-block sums of grad and of grad x over the pixels where relu(scale x + shift) is active (or over all)."""
     first, second = _partial(x, blocks)
     vectors, num_rows = (scale.contiguous(), shift.contiguous()), x.numel() // x.shape[1]
     sizes = {"RECTIFY": rectify, "TILES": tiles, "ROWS": rows, "C": x.shape[1]}
-    _gradient_sums[(blocks,)](_lasting(grad), _lasting(x), *vectors, first, second, num_rows, **sizes, num_warps=WARPS)
+    _gradient_sums[(blocks,)](
+        _channels_last(grad), _channels_last(x), *vectors, first, second, num_rows, **sizes, num_warps=WARPS
+    )
     return first, second
 
 
@@ -157,10 +159,10 @@ def _(
 
 @torch.library.custom_op("fedecho::channel_normalised", mutates_args=())
 def channel_normalised(x: Tensor, scale: Tensor, shift: Tensor, extra: Tensor | None, rectify: bool) -> Tensor:
-    """scale x + shift, or relu of it, or relu of it and ``extra``."""
-    values, y = _lasting(x), torch.empty_like(x, memory_format=torch.channels_last)
+    """scale x + shift, its relu, or the relu of its sum with ``extra``."""
+    values, y = _channels_last(x), torch.empty_like(x, memory_format=torch.channels_last)
     num_rows, rows = x.numel() // x.shape[1], max(1, TILE // x.shape[1])
-    vectors, more = (scale.contiguous(), shift.contiguous()), values if extra is None else _lasting(extra)
+    vectors, more = (scale.contiguous(), shift.contiguous()), values if extra is None else _channels_last(extra)
     sizes = {"EXTRA": extra is not None, "RECTIFY": rectify, "ROWS": rows, "C": x.shape[1]}
     _normalised[(triton.cdiv(num_rows, rows),)](values, *vectors, more, y, num_rows, **sizes, num_warps=WARPS)
     return y
@@ -175,11 +177,11 @@ def _(x: Tensor, scale: Tensor, shift: Tensor, extra: Tensor | None, rectify: bo
 def channel_input_gradient(
     grad: Tensor, x: Tensor, scale: Tensor, shift: Tensor, share: Tensor, d_mean: Tensor, d_variance: Tensor, rectify: bool
 ) -> Tensor:
-    """The gradient of x, see ``channel_ops.input_gradient``."""
+    """Gradient with respect to x; see ``channel_ops.input_gradient``."""
     num, channels, height, width = x.shape
     num_rows, rows = num * height * width, max(1, TILE // channels)
-    upstream, values, d_x = _lasting(grad), _lasting(x), torch.empty_like(x, memory_format=torch.channels_last)
-    vectors = [each.contiguous() for each in (scale, shift, _each(share, num), d_mean, d_variance)]
+    upstream, values, d_x = _channels_last(grad), _channels_last(x), torch.empty_like(x, memory_format=torch.channels_last)
+    vectors = [each.contiguous() for each in (scale, shift, _per_image(share, num), d_mean, d_variance)]
     sizes = {"RECTIFY": rectify, "IMAGE": height * width, "ROWS": rows, "C": channels}
     _input_gradient[(triton.cdiv(num_rows, rows),)](upstream, values, *vectors, d_x, num_rows, **sizes, num_warps=WARPS)
     return d_x
@@ -192,10 +194,10 @@ def _(
     return torch.empty_like(x, memory_format=torch.channels_last)
 
 
-def _lasting(x: Tensor) -> Tensor:
+def _channels_last(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last)
 
 
-def _each(share: Tensor, num: int) -> Tensor:
-    """A number for every image, one behind the other, of one that may stand for all."""
+def _per_image(share: Tensor, num: int) -> Tensor:
+    """Expand a share, which may be a single number for all images, to one number per image."""
     return share.expand(num).contiguous()

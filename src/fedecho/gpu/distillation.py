@@ -1,4 +1,4 @@
-"""The student on a GPU: teacher inference and the distillation step as CUDA graphs."""
+"""The student on a GPU: inference and the distillation step as CUDA graphs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,12 +13,12 @@ from fedecho.distill.distiller import Adam, Distiller
 from fedecho.distill.loss import clip_factor, distillation_loss
 from fedecho.distill.student import Student, Teacher
 from fedecho.gpu.capture import Capturable, DeviceWeights, Forward, Precision
-from fedecho.gpu.streams import WARM_UPS, Graph, lane_on
+from fedecho.gpu.streams import WARM_UPS, Graph, stream_on
 
 
 @dataclass(frozen=True)
 class Forwards:
-    """The network as functions: with BatchNorm in ``train``, in ``eval``, and in ``eval`` without gradients, which is faster."""
+    """The network as functions: BatchNorm in train mode, in eval mode, and a faster eval mode without gradients."""
 
     train: Forward
     evaluate: Forward
@@ -26,7 +26,7 @@ class Forwards:
 
 
 class DeviceStudent:
-    """The server's network at fixed addresses. ``module`` evaluates whatever weights it holds."""
+    """The server's network at fixed addresses on the device."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class DeviceStudent:
         self.layout = student.network.layout
         self.task, self.forwards, self.precision = task, forwards, precision
         self.weights = DeviceWeights(self.layout, device, precision.dtype)
-        self.lane = lane_on(device, ahead=True)
+        self.stream = stream_on(device, high_priority=True)
         self.full = torch.full((size,), 1.0 / size, device=device)
         self.rows = torch.arange(student.num_unlabeled, device=device)
         self.chunk = student.chunk
@@ -58,8 +58,8 @@ Update = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None
 
 
 @cache
-def update_of(distiller: Distiller, precision: Precision) -> Update:
-    """As ``Distiller.step`` on a clipped gradient, with the number of steps on the device: compiled, one pass over memory."""
+def compiled_distillation_step(distiller: Distiller, precision: Precision) -> Update:
+    """Compile ``Distiller.step`` on a clipped gradient, with the step count on the device; it makes one pass over memory."""
     beta1, beta2, eps, distill_lr = distiller.beta1, distiller.beta2, distiller.eps, distiller.distill_lr
 
     def descend(
@@ -81,12 +81,12 @@ def update_of(distiller: Distiller, precision: Precision) -> Update:
     return precision.compile(update if distiller.optimizer == "adam" else descend, dynamic=True)
 
 
-class InferGraph:
-    """The logits on the whole of U of the weights that are held."""
+class InferenceGraph:
+    """Computes the logits of the loaded weights on all of U."""
 
     def __init__(self, net: DeviceStudent, output: Tensor) -> None:
         self.net, self.output = net, output
-        self.graph = net.lane.capture(self._infer)
+        self.graph = net.stream.capture(self._infer)
 
     def _infer(self) -> None:
         self.output.copy_(self.net.infer_all())
@@ -96,22 +96,22 @@ class InferGraph:
         return self.output.clone()
 
 
-class TeachGraph:
-    """One distillation step on the batch under the cursor: gradient, clipping and the optimizer, all on the device."""
+class DistillationGraph:
+    """One distillation step on the batch at the cursor: gradient, clipping and optimizer, all on the device."""
 
     def __init__(self, device_student: DeviceStudent, distiller: Distiller, num_steps: int, teacher: Tensor) -> None:
         weights = device_student.weights
         self.net, self.distiller = device_student, distiller
         device = weights.params.device
         self.teacher = torch.zeros_like(teacher)
-        room = num_steps + WARM_UPS
-        self.rows = torch.zeros(room, distiller.batch_size, dtype=torch.long, device=device)
-        self.seen = torch.zeros(room, 5, device=device)
+        capacity = num_steps + WARM_UPS
+        self.rows = torch.zeros(capacity, distiller.batch_size, dtype=torch.long, device=device)
+        self.seen = torch.zeros(capacity, 5, device=device)
         self.cursor = torch.zeros(1, dtype=torch.long, device=device)
         self.count = torch.zeros((), device=device)
         self.first, self.second = torch.zeros_like(weights.params), torch.zeros_like(weights.params)
-        self.update = update_of(distiller, device_student.precision)
-        self.graph = device_student.lane.capture(self._step)
+        self.update = compiled_distillation_step(distiller, device_student.precision)
+        self.graph = device_student.stream.capture(self._step)
 
     def _step(self) -> None:
         distiller, net, weights = self.distiller, self.net, self.net.weights
@@ -120,13 +120,13 @@ class TeachGraph:
         logits = forward(weights.named, weights.named_buffers, net.task.unlabeled_images(rows), net.full)
         parts = distillation_loss(logits, self.teacher[rows], distiller.alpha_min, distiller.alpha_max)
         matrix_grads, vector_grad = weights.gradients(parts.loss)
-        # In fp32 without a copy in fp32, and matrix by matrix, where the gradients lie, without joining them first.
+        # In fp32 without an fp32 copy, and matrix by matrix, without concatenating the gradients first.
         norms = [*torch._foreach_norm(matrix_grads, dtype=torch.float32), torch.linalg.vector_norm(vector_grad)]
         norm = torch.linalg.vector_norm(torch.stack(norms))
         self.count.add_(1)
         factor, vectors = clip_factor(norm, distiller.clip_norm), weights.masters[1]
-        everything = [*weights.matrices, (slice(weights.num_matrix, None), vectors, vectors)]
-        for (part, master, low), grad in zip(everything, [*matrix_grads, vector_grad], strict=True):
+        segments = [*weights.matrices, (slice(weights.num_matrix, None), vectors, vectors)]
+        for (part, master, low), grad in zip(segments, [*matrix_grads, vector_grad], strict=True):
             self.update(master, low, grad, factor, self.first[part], self.second[part], self.count)
         clipped = (norm > distiller.clip_norm).float()
         seen = torch.stack([parts.loss.detach(), parts.entropy, parts.soft_weight, norm, clipped])
@@ -151,12 +151,12 @@ class TeachGraph:
 
 @dataclass(frozen=True)
 class CapturedStudent(Student):
-    """A student whose inference and teaching are graphs, captured at their first use."""
+    """A student whose inference and distillation are graphs, captured at first use."""
 
     device_student: DeviceStudent | None = None
 
     def prepared(self, distiller: Distiller) -> "CapturedStudent":
-        """With its graphs made, so that no version waits for them."""
+        """Capture the graphs in advance, so that no version waits for them."""
         self._infer_graph()
         if self.num_unlabeled % distiller.batch_size == 0 and (num_steps := distiller.num_steps(self.num_unlabeled)):
             self._teach_graph(distiller, num_steps)
@@ -170,21 +170,21 @@ class CapturedStudent(Student):
         self, distiller: Distiller, adam: Adam, weights: Weights, teacher: Teacher, batches: list[Tensor]
     ) -> tuple[Adam, Weights, Tensor]:
         if not isinstance(teacher, Tensor) or any(len(rows) != distiller.batch_size for rows in batches):
-            return super().teach(distiller, adam, weights, teacher, batches)  # a partial batch: not what was captured
+            return super().teach(distiller, adam, weights, teacher, batches)  # a partial batch does not fit the graph
         return self._teach_graph(distiller, len(batches)).run(adam, weights, teacher, batches)
 
-    def _infer_graph(self) -> InferGraph:
+    def _infer_graph(self) -> InferenceGraph:
         if "infer" not in self._graphs:
-            self._graphs["infer"] = InferGraph(self._net, self._no_logits())
-        graph: InferGraph = self._graphs["infer"]
+            self._graphs["infer"] = InferenceGraph(self._net, self._no_logits())
+        graph: InferenceGraph = self._graphs["infer"]
         return graph
 
-    def _teach_graph(self, distiller: Distiller, num_steps: int) -> TeachGraph:
-        """The settings are in the graph, so each has its own."""
+    def _teach_graph(self, distiller: Distiller, num_steps: int) -> DistillationGraph:
+        """Return the graph for these settings, which are compiled into it."""
         settings = (distiller, num_steps)
         if settings not in self._graphs:
-            self._graphs[settings] = TeachGraph(self._net, distiller, num_steps, self._no_logits())
-        graph: TeachGraph = self._graphs[settings]
+            self._graphs[settings] = DistillationGraph(self._net, distiller, num_steps, self._no_logits())
+        graph: DistillationGraph = self._graphs[settings]
         return graph
 
     def _no_logits(self) -> Tensor:
@@ -202,8 +202,8 @@ class CapturedStudent(Student):
         return graphs
 
 
-class HeldModule(nn.Module):
-    """The weights a device student holds, as a module that a task can evaluate: a graph for each size of batch."""
+class DeviceModule(nn.Module):
+    """A device student's weights as a module that a task can evaluate, with one graph per batch shape."""
 
     def __init__(self, net: DeviceStudent) -> None:
         super().__init__()
@@ -227,4 +227,4 @@ class HeldModule(nn.Module):
 
         with torch.no_grad():
             logits = net.forwards.infer(net.weights.named, net.weights.named_buffers, held, net.full)
-        return held, logits, net.lane.capture(evaluate)
+        return held, logits, net.stream.capture(evaluate)

@@ -12,8 +12,8 @@ from torch.nn.functional import conv2d, relu
 
 
 @dataclass(frozen=True)
-class Rectified:
-    """``end`` is the ReLU of ``norm``, to which ``extra`` is added where there is one. Nobody else uses ``norm`` or the sum."""
+class ReluSite:
+    """A ReLU (``end``) of ``norm``, or of ``norm`` + ``extra``. Nothing else uses ``norm`` or the sum."""
 
     end: fx.Node
     norm: fx.Node
@@ -21,7 +21,7 @@ class Rectified:
 
 
 class LeafTracer(fx.Tracer):
-    """Takes some modules as they are."""
+    """A tracer that does not look inside modules of the given classes."""
 
     def __init__(self, *leaves: type[nn.Module]) -> None:
         super().__init__()
@@ -32,15 +32,15 @@ class LeafTracer(fx.Tracer):
 
 
 def traced(module: nn.Module, *leaves: type[nn.Module]) -> fx.GraphModule | None:
-    """None for a network whose way depends on its data."""
+    """Trace the network, or return None if its control flow depends on data."""
     try:
         return fx.GraphModule(module, LeafTracer(*leaves).trace(module))
-    except Exception:  # torch.fx raises whatever such a way led to
+    except Exception:  # tracing such a network can raise anything
         return None
 
 
-def all_rectified(network: fx.GraphModule, is_norm: Callable[[fx.Node], bool]) -> Iterator[Rectified]:
-    """Each place, in the order of computation; the graph may be changed meanwhile."""
+def relu_sites(network: fx.GraphModule, is_norm: Callable[[fx.Node], bool]) -> Iterator[ReluSite]:
+    """Yield each ReLU after a norm in the order of computation; the graph may be changed between yields."""
     for node in list(network.graph.nodes):
         if not _is_relu(node, network):
             continue
@@ -48,11 +48,11 @@ def all_rectified(network: fx.GraphModule, is_norm: Callable[[fx.Node], bool]) -
         if not isinstance(before, fx.Node) or len(before.users) != 1:
             continue
         if is_norm(before):
-            yield Rectified(node, before, None)
+            yield ReluSite(node, before, None)
         elif before.op == "call_function" and before.target is operator.add:
             for main, extra in (before.args, before.args[::-1]):
                 if isinstance(main, fx.Node) and len(main.users) == 1 and is_norm(main):
-                    yield Rectified(node, main, extra)
+                    yield ReluSite(node, main, extra)
                     break
 
 
@@ -62,8 +62,8 @@ def _is_relu(node: fx.Node, network: fx.GraphModule) -> bool:
     return node.op == "call_function" and node.target in (relu, torch.relu)
 
 
-def tidied(network: fx.GraphModule) -> fx.GraphModule:
-    """After a change: nothing that nobody uses."""
+def cleaned_up(network: fx.GraphModule) -> fx.GraphModule:
+    """Remove unused nodes and modules after a change, and recompile."""
     network.graph.eliminate_dead_code()
     network.graph.lint()
     network.recompile()
@@ -72,43 +72,43 @@ def tidied(network: fx.GraphModule) -> fx.GraphModule:
 
 
 Folded = dict[str, tuple[Tensor, Tensor]]
-"""Kernel and bias of each convolution, by its name."""
+"""Folded kernel and bias of each convolution, by name."""
 
 
 @dataclass(frozen=True)
-class Pair:
-    """A convolution and the BatchNorm behind it."""
+class FoldedPair:
+    """A convolution and the BatchNorm that follows it."""
 
     conv: str
     norm: str
     eps: float
 
 
-Fold = Callable[[tuple["Pair", ...], Mapping[str, Tensor], torch.dtype], Folded]
+Fold = Callable[[tuple["FoldedPair", ...], Mapping[str, Tensor], torch.dtype], Folded]
 Inference = Callable[[Mapping[str, Tensor], Mapping[str, Tensor], Tensor, Tensor], Tensor]
-"""(parameters, buffers, images, row weights, which play no part here) -> logits."""
+"""(parameters, buffers, images, unused row weights) -> logits."""
 
 
 def fused_inference(module: nn.Module, dtype: torch.dtype, compiled: Callable[[Fold], Fold]) -> Inference | None:
-    """The module in ``eval`` as a function of its tensors, or None where there is nothing to fuse or it cannot be traced."""
+    """Turn the module in eval mode into a function of its tensors; None if it cannot be traced or has nothing to fuse."""
     network = traced(module.eval())
     pairs = () if network is None else _Rewriting(network).run()
     if network is None or not pairs:
         return None
     fold = compiled(_fold)
-    left = list(network.state_dict())
+    unfused = list(network.state_dict())
 
     def forward(params: Mapping[str, Tensor], buffers: Mapping[str, Tensor], images: Tensor, row_weight: Tensor) -> Tensor:
         tensors = {**params, **buffers}
         folded = fold(pairs, tensors, dtype)
-        rest = {name: tensors[name].to(dtype) for name in left}
+        rest = {name: tensors[name].to(dtype) for name in unfused}
         logits: Tensor = functional_call(network, rest, (images.to(dtype), folded))
         return logits.float()
 
     return forward
 
 
-def _fold(pairs: tuple[Pair, ...], tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Folded:
+def _fold(pairs: tuple[FoldedPair, ...], tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Folded:
     """gamma (w * x + b - mu) / sigma + beta, as one kernel and one bias."""
     folded = {}
     for pair in pairs:
@@ -121,7 +121,7 @@ def _fold(pairs: tuple[Pair, ...], tensors: Mapping[str, Tensor], dtype: torch.d
 
 
 def convolution(x: Tensor, extra: Tensor | None, kernel: Tensor, bias: Tensor, stride: Any, padding: Any) -> Tensor:
-    """relu(kernel * x + bias + extra), in one kernel where cuDNN has it."""
+    """relu(kernel * x + bias + extra), as one cuDNN kernel where available."""
     if x.is_cuda and x.dtype != torch.float32:
         ones = [1, 1]
         if extra is None:
@@ -131,42 +131,42 @@ def convolution(x: Tensor, extra: Tensor | None, kernel: Tensor, bias: Tensor, s
     return relu(y if extra is None else y + extra)
 
 
-def beside(x: Tensor, kernel: Tensor, stride: Any, padding: Any) -> Tensor:
-    """A shortcut's convolution, whose bias went to the convolution it is added to."""
+def shortcut_convolution(x: Tensor, kernel: Tensor, stride: Any, padding: Any) -> Tensor:
+    """The convolution of a shortcut; its bias is added to that of the main convolution."""
     return conv2d(x, kernel, None, stride, padding)
 
 
 class _Rewriting:
-    """conv -> norm -> relu, and conv -> norm -> (+ shortcut) -> relu, each replaced by one call on folded tensors."""
+    """Replaces conv -> norm -> relu and conv -> norm -> (+ shortcut) -> relu by one call on folded tensors."""
 
     def __init__(self, network: fx.GraphModule) -> None:
         self.network, self.graph = network, network.graph
-        self.pairs: dict[Pair, None] = {}
+        self.pairs: dict[FoldedPair, None] = {}
         images = next(node for node in self.graph.nodes if node.op == "placeholder")
         with self.graph.inserting_after(images):
             self.folded = self.graph.placeholder("folded")
 
-    def run(self) -> tuple[Pair, ...]:
-        for place in all_rectified(self.network, lambda node: self._conv_before(node) is not None):
-            self._replace(place)
-        tidied(self.network)
+    def run(self) -> tuple[FoldedPair, ...]:
+        for site in relu_sites(self.network, lambda node: self._conv_before(node) is not None):
+            self._replace(site)
+        cleaned_up(self.network)
         return tuple(self.pairs)
 
-    def _replace(self, place: Rectified) -> None:
-        """One call; where a folded shortcut is added, its bias goes along."""
-        conv, extra = self._conv_before(place.norm), place.extra
+    def _replace(self, site: ReluSite) -> None:
+        """Insert the fused call; the bias of a folded shortcut is added to the main bias."""
+        conv, extra = self._conv_before(site.norm), site.extra
         assert conv is not None  # noqa: S101 (for the type checker)
-        with self.graph.inserting_before(place.end):
-            kernel, bias = self._tensors(conv, place.norm)
+        with self.graph.inserting_before(site.end):
+            kernel, bias = self._tensors(conv, site.norm)
             if isinstance(extra, fx.Node) and len(extra.users) == 1 and (shortcut := self._conv_before(extra)) is not None:
                 more_kernel, more_bias = self._tensors(shortcut, extra)
-                extra = self.graph.call_function(beside, (shortcut.args[0], more_kernel, *self._shape(shortcut)))
+                extra = self.graph.call_function(shortcut_convolution, (shortcut.args[0], more_kernel, *self._shape(shortcut)))
                 bias = self.graph.call_function(operator.add, (bias, more_bias))
             fused = self.graph.call_function(convolution, (conv.args[0], extra, kernel, bias, *self._shape(conv)))
-        place.end.replace_all_uses_with(fused)
+        site.end.replace_all_uses_with(fused)
 
     def _conv_before(self, node: fx.Node) -> fx.Node | None:
-        """The convolution whose BatchNorm ``node`` is, if nobody else uses it."""
+        """Return the convolution before the BatchNorm ``node`` if nothing else uses its output."""
         if not isinstance(self._layer(node), nn.BatchNorm2d):
             return None
         conv = node.args[0]
@@ -175,9 +175,9 @@ class _Rewriting:
     def _tensors(self, conv: fx.Node, norm: fx.Node) -> tuple[fx.Node, fx.Node]:
         layer = self._layer(norm)
         assert isinstance(layer, nn.BatchNorm2d)  # noqa: S101 (for the type checker)
-        self.pairs[Pair(str(conv.target), str(norm.target), layer.eps)] = None
+        self.pairs[FoldedPair(str(conv.target), str(norm.target), layer.eps)] = None
         both = self.graph.call_function(operator.getitem, (self.folded, str(conv.target)))
-        kernel, bias = (self.graph.call_function(operator.getitem, (both, place)) for place in (0, 1))
+        kernel, bias = (self.graph.call_function(operator.getitem, (both, index)) for index in (0, 1))
         return kernel, bias
 
     def _shape(self, conv: fx.Node) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""Linear layers with low-precision copies of their weights, and gradients gathered in flat segments."""
+"""Low-precision copies of linear layers' weights, and gradients concatenated into flat segments."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -15,14 +15,14 @@ from torch.utils._pytree import tree_leaves
 from fedecho.core.layout import BoundNetwork, Part
 
 LARGE = 1 << 14
-"""To join gradients that are larger costs more than a kernel of their own."""
+"""Concatenating larger gradients costs more than a separate kernel for each."""
 ALIGNED = 8
-"""Where a stretch may begin: 16 bytes of the shortest numbers. Compiled code assumes no less (torch 2.6 loses what it writes)."""
+"""Alignment of a segment: 16 bytes of 2-byte numbers. Compiled code assumes it (torch 2.6 loses unaligned writes)."""
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """Neighbours in the flat vectors that one kernel updates."""
+class Segment:
+    """Adjacent parts of the flat vectors that one kernel updates."""
 
     parts: tuple[Part, ...]
 
@@ -30,17 +30,17 @@ class Stretch:
     def span(self) -> slice:
         return slice(self.parts[0].offset, self.parts[-1].offset + self.parts[-1].size)
 
-    def gradient(self, found: Sequence[Tensor | None], like: Tensor) -> Tensor:
-        """Flat, from the gradients of the parts; None is zero. Of several parts it is float32, of one what it was."""
+    def gradient(self, grads: Sequence[Tensor | None], like: Tensor) -> Tensor:
+        """Flatten the parts' gradients (None means zero): float32 for several parts, the original dtype for one."""
         flat = [
             like.new_zeros(part.size) if grad is None else part.flattened(grad)
-            for part, grad in zip(self.parts, found, strict=True)
+            for part, grad in zip(self.parts, grads, strict=True)
         ]
         return flat[0] if len(flat) == 1 else joined(flat)
 
 
 def joined(flat: list[Tensor]) -> Tensor:
-    """All in one, in float32. Those of low precision are cast together: one by one they would be a kernel each."""
+    """Concatenate gradients in float32. Low-precision ones are cast together, in one kernel instead of one each."""
     low = [number for number, grad in enumerate(flat) if grad.dtype != torch.float32]
     if low:
         together = torch.cat([flat[number] for number in low]).float()
@@ -49,78 +49,78 @@ def joined(flat: list[Tensor]) -> Tensor:
     return torch.cat(flat)
 
 
-def stretches(parts: Iterable[Part]) -> list[Stretch]:
-    """All parts in their order. Every stretch begins aligned: what begins or ends elsewhere is joined with its neighbours."""
-    found: list[list[Part]] = []
+def segments_of(parts: Iterable[Part]) -> list[Segment]:
+    """Group parts, in order, into segments that start aligned; parts that do not are grouped with their neighbours."""
+    groups: list[list[Part]] = []
     last_alone = True
     for part in parts:
         alone = part.size >= LARGE and part.offset % ALIGNED == 0 and part.size % ALIGNED == 0
         if alone or last_alone:
-            found.append([part])
+            groups.append([part])
         else:
-            found[-1].append(part)
+            groups[-1].append(part)
         last_alone = alone
-    return [Stretch(tuple(run)) for run in found]
+    return [Segment(tuple(group)) for group in groups]
 
 
-LOOKS: frozenset[Any] = frozenset(
+INSPECTIONS: frozenset[Any] = frozenset(
     {Tensor.size, Tensor.dim, Tensor.numel, Tensor.stride, Tensor.is_floating_point}
     | {getattr(Tensor, name).__get__ for name in ("shape", "device", "requires_grad", "ndim", "is_cuda", "layout")}
 )
-"""What may be asked of a weight besides: a copy answers the same."""
+"""Functions that only inspect a weight; a copy gives the same answer."""
 CAST = "ToCopyBackward0"
-"""Autograd's name for the way back from a cast."""
+"""Autograd's name for the backward of a cast."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """A trained parameter, and no more than that, of a plain linear layer."""
+class LinearParam:
+    """A plain trained parameter of a plain linear layer."""
 
     layer: nn.Linear
     name: str
     part: Part
     master: nn.Parameter
 
-    def hold(self, param: nn.Parameter) -> None:
+    def set(self, param: nn.Parameter) -> None:
         self.layer._parameters[self.name] = param
 
 
-def places_of(network: BoundNetwork) -> list[Place]:
+def linear_params(network: BoundNetwork) -> list[LinearParam]:
     module = network.module
     parts = {module.get_parameter(part.name): part for part in network.layout.params}
     return [
-        Place(layer, name, parts[param], param)
+        LinearParam(layer, name, parts[param], param)
         for layer in module.modules()
         if type(layer) is nn.Linear
         for name, param in layer.named_parameters(recurse=False)
-        # Autocast's own copy is aligned: products with one that is not may be other kernels'.
+        # Autocast's own copy is aligned; products with an unaligned one may use other kernels.
         if param in parts and _is_plain(param) and parts[param].offset % ALIGNED == 0
     ]
 
 
 def _is_plain(param: nn.Parameter) -> bool:
-    """Hooks, attributes and a class of its own would be missing in a copy."""
+    """Whether a copy would be equivalent: no hooks, no attributes, no subclass."""
     return type(param) is nn.Parameter and not (vars(param) or param._backward_hooks or param._post_accumulate_grad_hooks)
 
 
-def takers_of(loss: Tensor) -> dict[int, list[str]]:
-    """Who hands a gradient to each leaf, by the leaf's id: autograd's names of the operations."""
-    found: dict[int, list[str]] = {}
-    seen, left = set[Any](), [loss.grad_fn]
-    while left:
-        node = left.pop()
+def gradient_sources(loss: Tensor) -> dict[int, list[str]]:
+    """Return the autograd operations that pass a gradient to each leaf, by the leaf's id."""
+    sources: dict[int, list[str]] = {}
+    seen, pending = set[Any](), [loss.grad_fn]
+    while pending:
+        node = pending.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
         for following, _ in node.next_functions:
             if (leaf := getattr(following, "variable", None)) is not None:
-                found.setdefault(id(leaf), []).append(node.name())
-            left.append(following)
-    return found
+                sources.setdefault(id(leaf), []).append(node.name())
+            pending.append(following)
+    return sources
 
 
-class Uses(TorchFunctionMode):
-    """Watches a forward pass: which parameters does one linear layer take, once, under autocast, and nobody else?"""
+class CastRecorder(TorchFunctionMode):
+    """Records, during a forward pass, which parameters are used exactly once: by one linear layer under autocast."""
 
     def __init__(self, params: Collection[Tensor], device: torch.device) -> None:
         super().__init__()
@@ -129,11 +129,11 @@ class Uses(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func not in LOOKS:
-            taken = [*args[1:], kwargs.get("weight"), kwargs.get("bias")] if func is linear else []
-            # As something else it is neither cast nor, if it is a layer's input, cast once.
-            other = Counter(id(leaf) for leaf in tree_leaves((args, kwargs))) - Counter(map(id, taken))
-            for leaf in map(id, taken):
+        if func not in INSPECTIONS:
+            used = [*args[1:], kwargs.get("weight"), kwargs.get("bias")] if func is linear else []
+            # Used in any other way, it is not cast, or not only once if it is a layer's input.
+            other = Counter(id(leaf) for leaf in tree_leaves((args, kwargs))) - Counter(map(id, used))
+            for leaf in map(id, used):
                 self._note(leaf, self._precision())
             for leaf in other:
                 self._note(leaf, None)
@@ -147,51 +147,55 @@ class Uses(TorchFunctionMode):
         return torch.get_autocast_dtype(self._device) if torch.is_autocast_enabled(self._device) else None
 
     def cast_once(self, param: Tensor) -> torch.dtype | None:
-        """What autocast cast it to, if that and nothing more was seen to be done with it."""
+        """Return the dtype autocast cast it to if that was its only recorded use."""
         casts = self._casts.get(id(param), [])
         return casts[0] if len(casts) == 1 else None
 
 
-def casts_of(places: Collection[Place], device: torch.device, forward: Callable[[], Tensor]) -> dict[str, torch.dtype]:
-    """The parameters that autocast casts for one layer, and nobody takes otherwise, and to what. What Python does not see of a
-    loss (functions with a backward of their own) autograd does: it must get the gradient of the cast, and of nothing else."""
-    uses = Uses([place.master for place in places], device)
-    with uses:
-        takers = takers_of(forward())
-    once = {place: uses.cast_once(place.master) for place in places if takers.get(id(place.master)) == [CAST]}
-    return {place.part.name: dtype for place, dtype in once.items() if dtype is not None}
+def single_casts(
+    params: Collection[LinearParam], device: torch.device, forward: Callable[[], Tensor]
+) -> dict[str, torch.dtype]:
+    """Return the parameters used only through one autocast of a linear layer, with the dtype of the cast.
+
+    Uses that Python does not see (functions with a custom backward) show in autograd: the cast must be the only gradient source.
+    """
+    recorder = CastRecorder([param.master for param in params], device)
+    with recorder:
+        sources = gradient_sources(forward())
+    once = {param: recorder.cast_once(param.master) for param in params if sources.get(id(param.master)) == [CAST]}
+    return {param.part.name: dtype for param, dtype in once.items() if dtype is not None}
 
 
-class Lowered:
-    """Low copies of a network's parameters, in one vector, and the layers that may hold them."""
+class LowPrecisionCopies:
+    """Low-precision copies of a network's parameters in one vector, and the layers that can use them."""
 
-    def __init__(self, network: BoundNetwork, places: Collection[Place], dtype: torch.dtype) -> None:
+    def __init__(self, network: BoundNetwork, params: Collection[LinearParam], dtype: torch.dtype) -> None:
         self._params = network.weights.params
         self.low = self._params.to(dtype)
-        self._copies = {place.part.name: nn.Parameter(place.part.view(self.low)) for place in places}
-        self._places = places
+        self._copies = {param.part.name: nn.Parameter(param.part.view(self.low)) for param in params}
+        self._linear_params = params
 
     def refresh(self) -> None:
         self.low.copy_(self._params)
 
-    def keeps(self, parts: Collection[Part]) -> bool:
-        """May a layer hold a copy of any of them?"""
+    def has_copy_of(self, parts: Collection[Part]) -> bool:
+        """Whether any of the parts has a copy."""
         return any(part.name in self._copies for part in parts)
 
-    def taken(self, names: Collection[str], forward: Callable[[], Tensor]) -> list[str]:
-        """Those whose copies take the gradient: who has kept a parameter, and does not ask its layer, goes on to use that one."""
-        with self.in_place(names):
-            takers = takers_of(forward())
-        return [name for name in names if len(takers.get(id(self._copies[name]), [])) == 1]
+    def receiving_gradients(self, names: Collection[str], forward: Callable[[], Tensor]) -> list[str]:
+        """Return the names whose copies receive the gradient; code that kept a reference to a parameter still uses the original."""
+        with self.swapped_in(names):
+            sources = gradient_sources(forward())
+        return [name for name in names if len(sources.get(id(self._copies[name]), [])) == 1]
 
     @contextmanager
-    def in_place(self, names: Collection[str]) -> Iterator[None]:
-        """The layers hold the copies of these parameters."""
-        swapped = [place for place in self._places if place.part.name in names]
-        for place in swapped:
-            place.hold(self._copies[place.part.name])
+    def swapped_in(self, names: Collection[str]) -> Iterator[None]:
+        """Make the layers use the copies of these parameters."""
+        swapped = [param for param in self._linear_params if param.part.name in names]
+        for param in swapped:
+            param.set(self._copies[param.part.name])
         try:
             yield
         finally:
-            for place in swapped:
-                place.hold(place.master)
+            for param in swapped:
+                param.set(param.master)

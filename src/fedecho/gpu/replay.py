@@ -1,4 +1,4 @@
-"""Training steps captured once for every shape of batch and then replayed, for tasks that are not captured whole."""
+"""Training steps captured once per batch shape and then replayed, for tasks whose training is not captured as a whole."""
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -15,18 +15,18 @@ from fedecho.core.randomness import rng_kept
 from fedecho.core.task import Batch, Task
 from fedecho.gpu.capture import Precision, compiled_update
 from fedecho.gpu.compiled_blocks import CompiledBlocks, repeated_blocks
-from fedecho.gpu.low_precision import Lowered, casts_of, places_of, stretches
-from fedecho.gpu.streams import Graph, Lane, lane_on, memory_pool
+from fedecho.gpu.low_precision import LowPrecisionCopies, linear_params, segments_of, single_casts
+from fedecho.gpu.streams import Graph, Stream, memory_pool, stream_on
 from fedecho.learning.descent import bias_correction, wants_moments, wants_raw_mean
 from fedecho.learning.local import LocalTraining
 
 PLAIN = (bool, int, float, str, type(None))
 
 
-def mapped(batch: Batch, change: Callable[[Tensor], Any]) -> Any:
-    """The same tree with every tensor changed, in a fixed order.
+def map_tensors(batch: Batch, change: Callable[[Tensor], Any]) -> Any:
+    """Apply ``change`` to every tensor of a batch, in a fixed order, and keep its structure.
 
-    >>> mapped({"x": (1, None)}, Tensor.clone)
+    >>> map_tensors({"x": (1, None)}, Tensor.clone)
     {'x': (1, None)}
     """
     if isinstance(batch, Tensor):
@@ -34,22 +34,22 @@ def mapped(batch: Batch, change: Callable[[Tensor], Any]) -> Any:
     if isinstance(batch, PLAIN):
         return batch
     if type(batch) in (tuple, list):
-        return type(batch)(mapped(part, change) for part in batch)
+        return type(batch)(map_tensors(part, change) for part in batch)
     if type(batch) is dict:
-        return {name: mapped(part, change) for name, part in batch.items()}
+        return {name: map_tensors(part, change) for name, part in batch.items()}
     if is_dataclass(batch) and not isinstance(batch, type):
-        return replace(batch, **{part.name: mapped(getattr(batch, part.name), change) for part in fields(batch)})
-    raise TypeError(f"its batches hold a {type(batch).__name__}")
+        return replace(batch, **{part.name: map_tensors(getattr(batch, part.name), change) for part in fields(batch)})
+    raise TypeError(f"its batches contain a {type(batch).__name__}")
 
 
 def tensors_of(batch: Batch) -> list[Tensor]:
-    found: list[Tensor] = []
-    mapped(batch, found.append)
-    return found
+    tensors: list[Tensor] = []
+    map_tensors(batch, tensors.append)
+    return tensors
 
 
 def shape_of(batch: Batch) -> Hashable:
-    """Equal for batches that differ in nothing but the values in their tensors."""
+    """Return a key that is equal for batches that differ only in the values of their tensors."""
     if isinstance(batch, Tensor):
         return (*batch.shape, batch.dtype, batch.device)
     if isinstance(batch, PLAIN):
@@ -60,21 +60,21 @@ def shape_of(batch: Batch) -> Hashable:
         return tuple((name, shape_of(part)) for name, part in batch.items())
     if is_dataclass(batch) and not isinstance(batch, type):
         return type(batch), tuple(shape_of(getattr(batch, part.name)) for part in fields(batch))
-    raise TypeError(f"its batches hold a {type(batch).__name__}")
+    raise TypeError(f"its batches contain a {type(batch).__name__}")
 
 
 MOST_GRAPHS = 256
-"""A graph of a thousand kernels takes some megabytes; a task with more shapes than this is not padded to few."""
+"""Limit on captured shapes: a graph of a thousand kernels takes a few megabytes."""
 FACTORIES = (torch.arange, torch.empty, torch.eye, torch.full, torch.linspace, torch.ones, torch.zeros)
 DRAWS = (torch.rand, torch.randint, torch.randn, torch.randperm)
-NOTHING = nullcontext()
+NO_CONTEXT = nullcontext()
 
 
-class MadeOnDevice(TorchFunctionMode):
-    """Tensors that a model makes without saying where, and numbers that it wants there, are made on the device.
+class FactoriesOnDevice(TorchFunctionMode):
+    """Creates tensors on the device when a model does not name one, and scalars directly on the device it names.
 
-    A copy from the CPU cannot be captured. And a draw on the CPU would be made once, in the capture, and never again: on the
-    device the code that looks at it cannot be captured, and runs eagerly.
+    A copy from the CPU cannot be captured, and a random draw on the CPU would be made only once, during the capture. On the
+    device, code that inspects a draw cannot be captured and runs eagerly, which is correct.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -93,12 +93,13 @@ class MadeOnDevice(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class Captured:
-    """A step on a batch at fixed addresses."""
+    """A captured step on a batch at fixed addresses."""
 
     batch: list[Tensor]
     graph: Graph
 
     def replay(self, batch: Batch) -> None:
+        """Copy ``batch`` into place and replay the step."""
         for held, new in zip(self.batch, tensors_of(batch), strict=True):
             held.copy_(new)
         self.graph.replay()
@@ -106,10 +107,10 @@ class Captured:
 
 @dataclass
 class ReplayedSteps:
-    """Loss, backward and the optimizer as one graph; the optimizer's state is on the device.
+    """Loss, backward and optimizer step as one graph, with the optimizer state on the device.
 
-    What ``precision`` compiles is the optimizer's step and, where the same bytes need not come out twice, the network's repeated
-    layers. ``eager`` says why nothing is captured any more, or is empty.
+    ``precision`` decides whether the optimizer step is compiled and, unless runs must be bit-identical, the network's repeated
+    layers. ``eager`` is the reason why steps are no longer captured, or empty.
     """
 
     task: Task
@@ -117,28 +118,28 @@ class ReplayedSteps:
     network: BoundNetwork
     precision: Precision = field(default_factory=lambda: Precision(compiled=False))
     say: Callable[[str], None] = lambda text: None
-    lane: Lane | None = None
+    stream: Stream | None = None
     eager: str = field(default="", init=False)
     graphs: dict[Hashable, Captured] = field(default_factory=dict, init=False)
-    lowered: Lowered | None = field(default=None, init=False)
-    """The copies that linear layers compute with, once a capture has found that they may."""
+    low_copies: LowPrecisionCopies | None = field(default=None, init=False)
+    """The copies that linear layers compute with; set by the first capture that finds some usable."""
 
     def __post_init__(self) -> None:
         params, local = self.network.weights.params, self.local
         self._device = params.device
-        self._lane, self._pool = self.lane or lane_on(self._device), memory_pool(self._device)
+        self._stream, self._pool = self.stream or stream_on(self._device), memory_pool(self._device)
         self._start = torch.zeros_like(params) if local.proximal else None
         self._shift = torch.zeros_like(params) if local.control_variates and not local.correct_once else None
         self._raw = torch.zeros_like(params) if wants_raw_mean(local) else None
         self._moments = (torch.zeros_like(params), torch.zeros_like(params)) if wants_moments(local) else ()
-        # In float64: 1 - beta^count loses half of its digits in float32.
+        # In float64: 1 - beta^count would lose half of its digits in float32.
         self._count, self._loss = torch.zeros(2, dtype=torch.float64, device=self._device).unbind()
         self._num_steps = 1
-        self._stretches = stretches(self.network.layout.params)
+        self._segments = segments_of(self.network.layout.params)
         self._update = compiled_update(local, self.precision)
-        self._places = places_of(self.network)
-        self._made_on_device = MadeOnDevice(self._device)
-        # Which program a shape of batch gets hangs on the shapes before it: a resumed run could round otherwise.
+        self._linear_params = linear_params(self.network)
+        self._factories_on_device = FactoriesOnDevice(self._device)
+        # Which program a batch shape gets depends on the shapes before it, so a resumed run could round differently.
         compiles = self.precision.compiled and not self.precision.deterministic
         blocks = repeated_blocks(self.network.module) if compiles else []
         self._blocks = CompiledBlocks(blocks) if blocks else None
@@ -147,7 +148,7 @@ class ReplayedSteps:
         self._num_steps = num_steps
         if shift is not None and self._shift is None:
             self._shift = torch.zeros_like(shift)
-            self.graphs.clear()  # they know of no shift
+            self.graphs.clear()  # captured without a shift
         for tensor in (*self._state, self._shift):
             if tensor is not None:
                 tensor.zero_()
@@ -155,13 +156,13 @@ class ReplayedSteps:
             self._start.copy_(start)
         if shift is not None and self._shift is not None:
             self._shift.copy_(shift)
-        if self.lowered is not None:
-            self.lowered.refresh()
+        if self.low_copies is not None:
+            self.low_copies.refresh()
 
     def step(self, batch: Batch) -> None:
         captured = None if self.eager else self._captured(batch)
         if captured is None:
-            self._work(batch)
+            self._run_step(batch)
         else:
             captured.replay(batch)
 
@@ -173,12 +174,12 @@ class ReplayedSteps:
 
     @property
     def _state(self) -> list[Tensor]:
-        """What a step changes beside the weights."""
+        """What a step changes besides the weights."""
         return [*self._moments, self._count, self._loss, *([] if self._raw is None else [self._raw])]
 
-    def _work(self, batch: Batch, way: AbstractContextManager[Any] = NOTHING) -> None:
+    def _run_step(self, batch: Batch, context: AbstractContextManager[Any] = NO_CONTEXT) -> None:
         module, layout = self.network.module, self.network.layout
-        with way, self._no_autocast():
+        with context, self._no_autocast():
             loss = self.task.loss(module, batch)
             leaves = [module.get_parameter(part.name) for part in layout.params]
             grads = torch.autograd.grad(loss, leaves, allow_unused=True)
@@ -186,29 +187,30 @@ class ReplayedSteps:
         self._loss.add_(loss.detach())
 
     def _no_autocast(self) -> AbstractContextManager[Any]:
-        """And no cache of weights in low precision: one from before the capture would be that of old weights for ever."""
+        """Disable autocast and its weight cache: an entry from before the capture would hold outdated weights for ever."""
         return torch.autocast(self._device.type, enabled=False, cache_enabled=False)
 
     def _descend(self, grads: Sequence[Tensor | None]) -> None:
-        """A step of the optimizer, a stretch at a time."""
+        """Run the optimizer step, one segment at a time."""
         self._count.add_(1)
         bias = [each.float() for each in bias_correction(self.local, self._count)] if self._moments else []
-        vectors, found = (self._raw, self._start, self._shift, *self._moments), iter(grads)
-        for stretch in self._stretches:
-            span = stretch.span
+        vectors, remaining = (self._raw, self._start, self._shift, *self._moments), iter(grads)
+        for segment in self._segments:
+            span = segment.span
             params = self.network.weights.params[span]
-            low = self.lowered.low[span] if self.lowered is not None and self.lowered.keeps(stretch.parts) else params
-            grad = stretch.gradient(list(islice(found, len(stretch.parts))), params)
+            copies = self.low_copies
+            low = copies.low[span] if copies is not None and copies.has_copy_of(segment.parts) else params
+            grad = segment.gradient(list(islice(remaining, len(segment.parts))), params)
             self._update(params, low, grad, *(None if vector is None else vector[span] for vector in vectors), *bias)
 
     def _captured(self, batch: Batch) -> Captured | None:
-        """The graph for batches of this shape, captured at its first use; None where the step is to be eager."""
+        """Return the graph for batches of this shape, captured at first use; None if the step must run eagerly."""
         try:
             shape = shape_of(batch)
             if shape not in self.graphs and len(self.graphs) < MOST_GRAPHS:
                 self.graphs[shape] = self._capture(batch)
                 if len(self.graphs) == MOST_GRAPHS:
-                    self.say(f"training is captured for {MOST_GRAPHS} shapes of batch, and eager for any other from now on")
+                    self.say(f"training is captured for {MOST_GRAPHS} batch shapes; steps on any further shape run eagerly")
             return self.graphs.get(shape)
         except Exception as error:
             if self._blocks is None and not isinstance(error, RuntimeError | TypeError):
@@ -222,42 +224,44 @@ class ReplayedSteps:
                 self.say(f"the model's layers are not compiled: {cause}")
             return captured
         self.eager = f"a step of {type(self.task).__name__} cannot be captured ({cause})"
-        self.lowered = None
-        self.say(f"training is not captured but eager: {self.eager}")
+        self.low_copies = None
+        self.say(f"training runs eagerly: {self.eager}")
         return None
 
     def _capture(self, batch: Batch) -> Captured:
-        held = mapped(batch, lambda tensor: tensor.to(self._device, copy=True))
+        held = map_tensors(batch, lambda tensor: tensor.to(self._device, copy=True))
         with self._unchanged():
             names = self._cast_once(held)
-            graph = self._lane.capture(lambda: self._work(held, self._captured_way(names)), self._pool)
+            graph = self._stream.capture(lambda: self._run_step(held, self._capture_context(names)), self._pool)
         return Captured(tensors_of(held), graph)
 
     def _cast_once(self, batch: Batch) -> Collection[str]:
-        """The parameters whose copies serve a batch of this shape. The first to find some decides what the copies are."""
+        """Return the parameters whose copies can be used for this batch shape; the first time there are any, create the copies."""
 
         def forward() -> Tensor:
             return self.task.loss(self.network.module, batch)
 
-        with self._made_on_device, self._no_autocast():
-            casts = casts_of(self._places, self._device, forward)
-            if self.lowered is None and len(kinds := set(casts.values())) == 1:
-                self.lowered = Lowered(self.network, self._places, *kinds)
-                self.graphs.clear()  # they do not keep the copies up
-            if self.lowered is None:
+        with self._factories_on_device, self._no_autocast():
+            casts = single_casts(self._linear_params, self._device, forward)
+            if self.low_copies is None and len(dtypes := set(casts.values())) == 1:
+                self.low_copies = LowPrecisionCopies(self.network, self._linear_params, *dtypes)
+                self.graphs.clear()  # they do not update the copies
+            if self.low_copies is None:
                 return []
-            return self.lowered.taken([name for name, dtype in casts.items() if dtype == self.lowered.low.dtype], forward)
+            return self.low_copies.receiving_gradients(
+                [name for name, dtype in casts.items() if dtype == self.low_copies.low.dtype], forward
+            )
 
     @contextmanager
-    def _captured_way(self, names: Collection[str]) -> Iterator[None]:
-        """How a step is computed that is to be captured."""
-        low = NOTHING if self.lowered is None else self.lowered.in_place(names)
-        with self._made_on_device, low, NOTHING if self._blocks is None else self._blocks.at_work():
+    def _capture_context(self, names: Collection[str]) -> Iterator[None]:
+        """The context in which a step is captured."""
+        low = NO_CONTEXT if self.low_copies is None else self.low_copies.swapped_in(names)
+        with self._factories_on_device, low, NO_CONTEXT if self._blocks is None else self._blocks.enabled():
             yield
 
     @contextmanager
     def _unchanged(self) -> Iterator[None]:
-        """Warm-ups train, draw and gather statistics. None of it may be left: the job must not know that this shape was new."""
+        """Undo everything that warm-up steps change (weights, statistics, random state), so that a capture leaves no trace."""
         tensors = [self.network.weights.params, *self.network.module.buffers(), *self._state]
         before = [tensor.clone() for tensor in tensors]
         try:
@@ -266,12 +270,12 @@ class ReplayedSteps:
         finally:
             for tensor, value in zip(tensors, before, strict=True):
                 tensor.copy_(value)
-            if self.lowered is not None:
-                self.lowered.refresh()
+            if self.low_copies is not None:
+                self.low_copies.refresh()
 
 
 def _cause(error: BaseException) -> str:
-    """What went wrong first, in a line: the end of a broken capture is an error too, and says nothing."""
+    """Return the first error in one line; the error at the end of a failed capture is only a consequence."""
     while error.__context__ is not None:
         error = error.__context__
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]

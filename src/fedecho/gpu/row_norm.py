@@ -1,4 +1,4 @@
-"""BatchNorm over the rows that count: a batch of fixed size can hold a smaller one; convolutions as patch products."""
+"""BatchNorm that ignores padding rows, so that a batch of fixed size can hold a smaller one; convolutions as patch products."""
 
 from typing import Any
 
@@ -7,14 +7,14 @@ from torch import Tensor, cat, fx, nn
 from torch.nn.functional import batch_norm, linear, pad, relu
 
 from fedecho.gpu.channel_ops import gradient_sums, input_gradient, normalised, sums
-from fedecho.gpu.fused import all_rectified, tidied, traced
+from fedecho.gpu.fused import cleaned_up, relu_sites, traced
 
 FEW_CHANNELS = 8
-"""Below this a convolution kernel leaves tensor cores mostly idle."""
+"""Below this many input channels, convolution kernels leave tensor cores mostly idle."""
 
 
 class PatchConv2d(nn.Module):
-    """Takes the place of an ``nn.Conv2d`` under the same names. Patches are filled up with zeros: tensor cores want eights."""
+    """Replaces an ``nn.Conv2d`` with the same parameter names. Patches are zero-padded to a multiple of 8 for tensor cores."""
 
     def __init__(self, like: nn.Conv2d) -> None:
         super().__init__()
@@ -37,13 +37,13 @@ class PatchConv2d(nn.Module):
         return range(self.kernel)
 
     def _shifted(self, x: Tensor, down: int, across: int, side: list[int]) -> Tensor:
-        """What the kernel's element (down, across) sees at every place of the output."""
+        """Return the input value under kernel element (down, across) for every output position."""
         last_row, last_column = (start + self.stride * (n - 1) + 1 for start, n in zip((down, across), side, strict=True))
         return x[:, :, down : last_row : self.stride, across : last_column : self.stride]
 
 
 def suits_patches(conv: nn.Conv2d) -> bool:
-    """Square, plain, and of few channels or 1 x 1."""
+    """Whether a convolution is square and plain, with few channels or a 1 x 1 kernel."""
     square = all(len(set(pair)) == 1 for pair in (conv.kernel_size, conv.stride, conv.dilation))
     plain = conv.groups == 1 and conv.dilation[0] == 1 and conv.padding_mode == "zeros"
     padded = not isinstance(conv.padding, str) and len(set(conv.padding)) == 1
@@ -51,7 +51,7 @@ def suits_patches(conv: nn.Conv2d) -> bool:
 
 
 class RowBatchNorm2d(nn.Module):
-    """Takes the place of an ``nn.BatchNorm2d`` under the same names. ``row_weight`` is 1 / n for n rows that count, else 0."""
+    """Replaces an ``nn.BatchNorm2d`` under the same names. ``row_weight`` is 1 / n for each of n real rows, 0 for padding."""
 
     weight: Tensor
     bias: Tensor
@@ -70,7 +70,7 @@ class RowBatchNorm2d(nn.Module):
         self.eps, self.momentum = like.eps, like.momentum
 
     def forward(self, x: Tensor, extra: Tensor | None = None, rectify: bool = False) -> Tensor:
-        """The normalised x, or relu of it, or relu of it and ``extra``."""
+        """Return the normalised x, its relu, or the relu of its sum with ``extra``."""
         if not self.training:
             y = batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
             y = y if extra is None else y + extra
@@ -78,7 +78,7 @@ class RowBatchNorm2d(nn.Module):
         share = self.row_weight / (x.shape[2] * x.shape[3])
         y, mean, variance = Normalised.apply(x, self.weight, self.bias, share, extra, self.eps, rectify)  # type: ignore[no-untyped-call]
         with torch.no_grad():
-            # n / (n - 1) over the values that counted: 1 / share.max() of them.
+            # n / (n - 1) for the n = 1 / share.max() values that count.
             unbiased = variance / (1.0 - share.max()).clamp_min(1e-12)
             self.running_mean.lerp_(mean, self.momentum)
             self.running_var.lerp_(unbiased, self.momentum)
@@ -87,9 +87,9 @@ class RowBatchNorm2d(nn.Module):
 
 
 class Normalised(torch.autograd.Function):
-    """y = relu((x - mean) scale + bias + extra) with its gradient by hand, for the sake of memory traffic, which is what it costs.
+    """y = relu((x - mean) scale + bias + extra) with a hand-written gradient that saves memory traffic, the main cost.
 
-    Left to itself, autograd reads y again to know where the ReLU was closed; without ``extra`` x, which is read anyway, tells.
+    Autograd would read y again to find where the ReLU is inactive; without ``extra``, x (which is read anyway) suffices.
     """
 
     @staticmethod
@@ -112,20 +112,20 @@ class Normalised(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         x, y, share, mean, raw, rstd, scale, shift = ctx.saved_tensors
         grad = upstream[0] if y is None else torch.where(y > 0, upstream[0], 0.0)
-        closed_by_x = ctx.rectify and y is None
-        d_shift, d_scale = gradient_sums(grad, x, scale, shift, closed_by_x)
+        mask_from_x = ctx.rectify and y is None
+        d_shift, d_scale = gradient_sums(grad, x, scale, shift, mask_from_x)
         # y = scale x + shift, scale = weight rstd, shift = bias - mean scale, rstd = (E[x^2] - mean^2 + eps)^(-1/2).
         d_scale = d_scale - mean * d_shift
         d_variance = torch.where(raw >= 0, d_scale * scale * rstd * rstd * -0.5, 0.0)
         d_mean = -scale * d_shift - 2.0 * mean * d_variance
-        d_x = input_gradient(grad, x, scale, shift, share, d_mean, d_variance, closed_by_x)
+        d_x = input_gradient(grad, x, scale, shift, share, d_mean, d_variance, mask_from_x)
         return d_x, d_scale * rstd, d_shift, None, grad if ctx.with_extra else None, None, None
 
 
 def with_row_norm(module: nn.Module) -> nn.Module:
-    """The module as it is captured: every BatchNorm2d, the stem and the 1 x 1 convolutions replaced; the same parameters.
+    """Replace every BatchNorm2d, the stem and the 1 x 1 convolutions for capture; parameters are shared.
 
-    A ReLU behind a BatchNorm becomes a part of it, where the network can be traced.
+    If the network can be traced, a ReLU after a BatchNorm is fused into it.
     """
     swapped = _swapped(module)
     network = traced(swapped, RowBatchNorm2d, PatchConv2d)
@@ -135,11 +135,11 @@ def with_row_norm(module: nn.Module) -> nn.Module:
     def is_norm(node: fx.Node) -> bool:
         return node.op == "call_module" and isinstance(network.get_submodule(str(node.target)), RowBatchNorm2d)
 
-    for place in all_rectified(network, is_norm):
-        with network.graph.inserting_before(place.end):
-            one = network.graph.call_module(str(place.norm.target), (place.norm.args[0], place.extra, True))
-        place.end.replace_all_uses_with(one)
-    return tidied(network)
+    for site in relu_sites(network, is_norm):
+        with network.graph.inserting_before(site.end):
+            fused = network.graph.call_module(str(site.norm.target), (site.norm.args[0], site.extra, True))
+        site.end.replace_all_uses_with(fused)
+    return cleaned_up(network)
 
 
 def _swapped(module: nn.Module) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Does this GPU compute correctly? Matrix products and our BatchNorm kernels are checked before anything is trained."""
+"""GPU self-test: checks matrix products and our BatchNorm kernels before training starts."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -11,34 +11,34 @@ from fedecho.gpu import channel_ops
 
 SHARE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 SHAPES = ((512, 768, 768), (512, 768, 3072))
-"""Of BERT-base, batch 8: rows, and a layer's inputs and outputs."""
+"""(rows, inputs, outputs) of BERT-base layers at batch 8."""
 MOST_AWAY = 0.02
-"""Of the product's norm: what bf16 rounds off is some .003."""
+"""Largest relative error of a product; bf16 rounding causes about 0.003."""
 
 
 def wrong_products(device: torch.device, dtype: torch.dtype = torch.bfloat16) -> str:
-    """What is wrong with products on this device, in a line, or nothing."""
-    for rows, into, out in SHAPES:
-        left = torch.linspace(-1.0, 1.0, rows * into).sin().view(rows, into).to(dtype)
-        right = torch.linspace(-2.0, 3.0, into * out).cos().view(out, into).to(dtype)
+    """Return what is wrong with matrix products on this device, or an empty string."""
+    for rows, inputs, outputs in SHAPES:
+        left = torch.linspace(-1.0, 1.0, rows * inputs).sin().view(rows, inputs).to(dtype)
+        right = torch.linspace(-2.0, 3.0, inputs * outputs).cos().view(outputs, inputs).to(dtype)
         wanted = left.float() @ right.float().T
-        away = (torch.nn.functional.linear(left.to(device), right.to(device)).float().cpu() - wanted).norm() / wanted.norm()
-        if not away < MOST_AWAY:  # NaN is not
-            share = f"; {SHARE} is {os.environ[SHARE]}, try it without" if SHARE in os.environ else ""
-            what = f"{rows} x {into} times {into} x {out} in {str(dtype).removeprefix('torch.')}"
-            return f"a product of {what} came out wrong on it (off by {float(away):.2g}){share}"
+        error = (torch.nn.functional.linear(left.to(device), right.to(device)).float().cpu() - wanted).norm() / wanted.norm()
+        if not error < MOST_AWAY:  # also true for NaN
+            hint = f"; {SHARE} is {os.environ[SHARE]}, try unsetting it" if SHARE in os.environ else ""
+            sizes = f"{rows} x {inputs} times {inputs} x {outputs} in {str(dtype).removeprefix('torch.')}"
+            return f"a product of {sizes} is wrong (relative error {float(error):.2g}){hint}"
     return ""
 
 
 Shape = tuple[int, int, int, int]
 SUMS, MAPS = 1e-4, 1e-2
-"""How far sums, in float32, and maps, rounded to bf16, may be from torch's, relative to the largest value."""
+"""Largest errors, relative to the largest value, of sums (in float32) and of maps (rounded to bf16)."""
 
 
-def without_kernels(device: torch.device, shapes: Iterable[Shape]) -> str:
-    """Why torch's own operations take the kernels' place in this process, from now on; empty if they need not.
+def check_kernels(device: torch.device, shapes: Iterable[Shape]) -> str:
+    """Check the kernels and disable them in this process if any is wrong; return the reason, or an empty string.
 
-    ``shapes`` are those of what the network's BatchNorms are given (``norm_shapes``): what is compiled here is what training needs.
+    ``shapes`` are the input shapes of the network's BatchNorms (``norm_shapes``), so this compiles what training needs.
     """
     if channel_ops.KERNELS and channel_ops.HAS_TRITON:
         for shape in sorted(shapes):
@@ -47,13 +47,13 @@ def without_kernels(device: torch.device, shapes: Iterable[Shape]) -> str:
 
 
 def norm_shapes(module: nn.Module, images: Tensor, nums: Iterable[int]) -> set[Shape]:
-    """For batches of so many images like these."""
-    seen: set[tuple[int, int, int]] = set()
+    """Return the input shapes of the module's BatchNorms for batches of ``nums`` images like these."""
+    shapes: set[tuple[int, int, int]] = set()
 
-    def see(norm: nn.Module, given: tuple[Tensor, ...]) -> None:
-        seen.add((given[0].shape[1], given[0].shape[2], given[0].shape[3]))
+    def record(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        shapes.add((inputs[0].shape[1], inputs[0].shape[2], inputs[0].shape[3]))
 
-    hooks = [norm.register_forward_pre_hook(see) for norm in module.modules() if isinstance(norm, nn.BatchNorm2d)]
+    hooks = [norm.register_forward_pre_hook(record) for norm in module.modules() if isinstance(norm, nn.BatchNorm2d)]
     was_training = module.training
     try:
         with torch.no_grad():
@@ -62,32 +62,32 @@ def norm_shapes(module: nn.Module, images: Tensor, nums: Iterable[int]) -> set[S
         module.train(was_training)
         for hook in hooks:
             hook.remove()
-    return {(num, *one) for num in nums for one in seen}
+    return {(num, *shape) for num in nums for shape in shapes}
 
 
 @cache
 def fault(device: torch.device, shape: Shape) -> str:
-    """What is wrong with the kernels on this shape; empty if nothing is."""
+    """Return what is wrong with the kernels on this shape, or an empty string."""
     try:
-        for name, ours, expected, tolerance in _answers(device, shape):
+        for name, ours, expected, tolerance in _comparisons(device, shape):
             off = float((ours.float() - expected).abs().max() / expected.abs().max())
             if not off <= tolerance:
-                return f"{name} over {shape[1]} channels differs from torch's by {off:.2g}, relative to the largest value"
+                return f"{name} over {shape[1]} channels differs from torch's by {off:.2g} of the largest value"
     except torch.OutOfMemoryError:
-        raise  # says nothing about the kernels
+        raise  # not the kernels' fault
     except Exception as error:  # whatever Triton, the compiler behind it or the driver may raise
         return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
     return ""
 
 
-def _answers(device: torch.device, shape: Shape) -> Iterator[tuple[str, Tensor, Tensor, float]]:
-    """(what, ours in bf16, torch's in float32 of the same numbers, how far apart they may be)."""
+def _comparisons(device: torch.device, shape: Shape) -> Iterator[tuple[str, Tensor, Tensor, float]]:
+    """Yield (name, our bf16 result, torch's float32 result on the same numbers, tolerance)."""
     rng, (num, channels, *_) = torch.Generator(device).manual_seed(0), shape
     empty = torch.empty(shape, dtype=torch.bfloat16, device=device).contiguous(memory_format=torch.channels_last)
     low = [torch.empty_like(empty).normal_(generator=rng) for _ in range(3)]
     (x, grad, extra), (x_high, grad_high, extra_high) = low, [each.float() for each in low]
     share = torch.rand(num, generator=rng, device=device)
-    # Rounded, so that scale x + shift is rounded once, fused or not: where it is near 0, both then see a ReLU open or closed.
+    # Rounded to bf16 so that scale x + shift rounds the same fused or not: near 0, both must agree whether the ReLU is active.
     scale, shift, d_mean, d_variance = torch.randn(4, channels, generator=rng, device=device).bfloat16().float()
     for ours, expected in zip(channel_ops.sums(x, share), channel_ops.sums(x_high, share), strict=True):
         yield "a sum", ours, expected, SUMS
@@ -101,6 +101,6 @@ def _answers(device: torch.device, shape: Shape) -> Iterator[tuple[str, Tensor, 
         vectors = (scale, shift, share, d_mean, d_variance, rectify)
         one, two = (channel_ops.input_gradient(a, b, *vectors) for a, b in ((grad, x), (grad_high, x_high)))
         yield "a gradient", one, two, MAPS
-    x[0, 0, 0, 0] = torch.nan  # a diverging model must not look like a sound one
+    x[0, 0, 0, 0] = torch.nan  # NaN must propagate, or a diverging model would look sound
     lost = channel_ops.normalised(x, scale, shift, None, True).isnan()
     yield "a normalisation of NaN", lost, x.isnan().float(), 0.0

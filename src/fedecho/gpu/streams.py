@@ -1,4 +1,4 @@
-"""Where queued work runs: CUDA streams with captured graphs, or at once on the CPU."""
+"""CUDA streams with captured graphs, and their CPU counterpart that runs work at once."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -8,20 +8,18 @@ import torch
 from torch import Tensor
 
 WARM_UPS = 3
-"""Runs of captured work before it is captured. What it changes must be loaded anew before it counts."""
+"""Times work is run before it is captured. Whatever these runs change must be reloaded afterwards."""
+HIGH_PRIORITY = -1
+"""Priority of a stream whose kernels go first; other streams have 0."""
+FAILED_GRAPHS: list[Any] = []
+"""Graphs whose capture failed, kept alive because the allocator still refers to them."""
 
 
-AHEAD = -1
-"""The priority of a stream whose kernels go first; others have 0."""
-BROKEN: list[Any] = []
-"""Graphs whose capture failed."""
-
-
-class Mark(Protocol):
-    """A place in a lane's queue."""
+class StreamEvent(Protocol):
+    """A point in a stream's queue."""
 
     def query(self) -> bool:
-        """Has everything before it been done?"""
+        """Whether all work before the event is done."""
         ...
 
     def synchronize(self) -> None: ...
@@ -31,26 +29,26 @@ class Graph(Protocol):
     def replay(self) -> None: ...
 
 
-class Lane(Protocol):
+class Stream(Protocol):
     """A queue of work on a device."""
 
     def queue(self) -> Any:
-        """A context: what is done inside goes into this lane's queue."""
+        """Return a context that queues work on this stream."""
         ...
 
-    def wait(self, mark: Mark) -> None:
-        """Later work of this lane begins after ``mark``, which may be of another lane."""
+    def wait(self, event: StreamEvent) -> None:
+        """Make later work on this stream wait for ``event``, which may belong to another stream."""
         ...
 
-    def mark(self) -> Mark: ...
+    def record(self) -> StreamEvent: ...
 
     def capture(self, work: Callable[[], None], pool: Any = None) -> Graph:
-        """``work`` as something to replay. Graphs that never run at once may share a ``pool`` (see ``memory_pool``)."""
+        """Capture ``work`` as a graph. Graphs that never run at the same time may share a ``pool`` (see ``memory_pool``)."""
         ...
 
 
-class CudaLane:
-    """A stream."""
+class CudaStream:
+    """A CUDA stream."""
 
     def __init__(self, device: torch.device, priority: int = 0) -> None:
         self._stream = torch.cuda.Stream(device, priority=priority)
@@ -58,11 +56,11 @@ class CudaLane:
     def queue(self) -> Any:
         return torch.cuda.stream(self._stream)
 
-    def wait(self, mark: Any) -> None:
-        self._stream.wait_event(mark)
+    def wait(self, event: Any) -> None:
+        self._stream.wait_event(event)
 
-    def mark(self) -> Mark:
-        event: Mark = self._stream.record_event()
+    def record(self) -> StreamEvent:
+        event: StreamEvent = self._stream.record_event()
         return event
 
     def capture(self, work: Callable[[], None], pool: Any = None) -> Graph:
@@ -81,34 +79,34 @@ class CudaLane:
             with torch.cuda.graph(graph, pool=pool, stream=self._stream):
                 work()
         except BaseException:
-            # A capture that breaks off leaves the generator waiting for its end, and then nothing can draw from it any more;
-            # and the allocator goes on to ask the graph which streams are its own, so that must not vanish.
-            BROKEN.append(graph)
+            # A failed capture leaves the generator in capture mode, where nothing can draw from it; give it a new state.
+            # The allocator keeps asking the graph which streams belong to it, so the graph must stay alive.
+            FAILED_GRAPHS.append(graph)
             device = self._stream.device
             torch.cuda.default_generators[device.index].graphsafe_set_state(torch.Generator(device))
             raise
         return graph
 
 
-class ImmediateLane:
-    """Everything at once: a lane for the CPU."""
+class ImmediateStream:
+    """A stream for the CPU that runs everything at once."""
 
     def queue(self) -> Any:
         return nullcontext()
 
-    def wait(self, mark: Mark) -> None:
+    def wait(self, event: StreamEvent) -> None:
         pass
 
-    def mark(self) -> Mark:
-        return _Done()
+    def record(self) -> StreamEvent:
+        return _CompletedEvent()
 
     def capture(self, work: Callable[[], None], pool: Any = None) -> Graph:
         for _ in range(WARM_UPS):
             work()
-        return _Again(work)
+        return _Rerun(work)
 
 
-class _Done:
+class _CompletedEvent:
     def query(self) -> bool:
         return True
 
@@ -116,54 +114,54 @@ class _Done:
         pass
 
 
-class _Again:
+class _Rerun:
     def __init__(self, work: Callable[[], None]) -> None:
         self.replay = work
 
 
-def lane_on(device: torch.device, *, ahead: bool = False) -> Lane:
-    """``ahead`` of the others is for the server's work.
+def stream_on(device: torch.device, *, high_priority: bool = False) -> Stream:
+    """Return a stream on ``device``; high priority is for the server's work.
 
-    It matters where a graph is captured, not where it is replayed: torch has kernels keep the priority of their capture.
+    The priority of the stream that captures a graph counts, not of the one that replays it: kernels keep it.
     """
-    return CudaLane(device, AHEAD if ahead else 0) if device.type == "cuda" else ImmediateLane()
+    return CudaStream(device, HIGH_PRIORITY if high_priority else 0) if device.type == "cuda" else ImmediateStream()
 
 
 def memory_pool(device: torch.device) -> Any:
-    """Memory that graphs share which never run at once: together they take what the largest of them takes."""
+    """Return a memory pool to share between graphs that never run at once: together they use as much as the largest."""
     return torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
 
-def mark_here(device: torch.device) -> Mark:
-    """The place where the caller's own work stands."""
-    return torch.cuda.current_stream().record_event() if device.type == "cuda" else _Done()
+def mark_here(device: torch.device) -> StreamEvent:
+    """Record an event on the caller's current stream."""
+    return torch.cuda.current_stream().record_event() if device.type == "cuda" else _CompletedEvent()
 
 
 def hand_over(tensor: Tensor) -> None:
-    """The caller goes on to use a tensor that another lane made: its memory must not be given away before."""
+    """Keep the memory of a tensor made on another stream until the caller's current stream is done with it."""
     if tensor.is_cuda:
         tensor.record_stream(torch.cuda.current_stream())
 
 
 def pinned_zeros(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Host memory from which a copy to the device need not be waited for."""
+    """Return zeros in pinned host memory, from which copies to the device are asynchronous."""
     return torch.zeros(*shape, dtype=dtype, pin_memory=device.type == "cuda")
 
 
-def sent(tensor: Tensor, device: torch.device | str) -> Tensor:
-    """A tensor of the CPU on the device, without waiting for what the device is still at."""
+def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """Copy a CPU tensor to the device without waiting for the device's queued work."""
     if torch.device(device).type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
 @contextmanager
-def server_lane(device: torch.device) -> Iterator[None]:
-    """The server works ahead of the clients: its stream has the higher priority."""
+def server_stream(device: torch.device) -> Iterator[None]:
+    """Run the server's work on a high-priority stream, ahead of the clients'."""
     if device.type != "cuda":
         yield
         return
-    stream = torch.cuda.Stream(device, priority=AHEAD)
+    stream = torch.cuda.Stream(device, priority=HIGH_PRIORITY)
     stream.wait_stream(torch.cuda.current_stream())
     try:
         with torch.cuda.stream(stream):

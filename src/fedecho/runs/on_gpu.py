@@ -1,7 +1,4 @@
-"""Builds the parts of a simulation that run on a GPU.
-
-Clients train several at once, each captured as a CUDA graph, or one at a time with captured steps.
-"""
+"""Builds an experiment for one GPU: several clients at once, captured as a whole, or one at a time in captured steps."""
 
 import os
 import sys
@@ -24,13 +21,13 @@ from fedecho.distill.student import Student, student_for
 from fedecho.executors.executor import Bench, Executor, SerialExecutor
 from fedecho.gpu import channel_ops
 from fedecho.gpu.capture import Capturable, Forward, Precision, compiled_update, forward_of
-from fedecho.gpu.distillation import CapturedStudent, DeviceStudent, Forwards, HeldModule
+from fedecho.gpu.distillation import CapturedStudent, DeviceModule, DeviceStudent, Forwards
 from fedecho.gpu.executor import CudaExecutor, Plan, batch_under_cursor, weighted_loss
 from fedecho.gpu.fused import fused_inference
 from fedecho.gpu.replay import ReplayedSteps
 from fedecho.gpu.row_norm import with_row_norm
-from fedecho.gpu.self_test import fault, norm_shapes, without_kernels, wrong_products
-from fedecho.gpu.streams import server_lane
+from fedecho.gpu.self_test import check_kernels, fault, norm_shapes, wrong_products
+from fedecho.gpu.streams import server_stream
 from fedecho.learning.trainer import Trainer
 from fedecho.runs.build import distiller_of
 from fedecho.runs.execution import SLOTS
@@ -38,15 +35,15 @@ from fedecho.runs.experiment import Experiment
 from fedecho.runs.signals import ShortageError
 
 CHUNK = 2000
-"""Images per inference batch. Larger batches use the GPU better; 2,000 images take half a gigabyte of activations."""
+"""Images per inference batch; larger batches use the GPU better, and the activations of 2,000 take half a gigabyte."""
 
 
 class GpuParts:
-    """The network, student, executor and evaluation of a simulation on one GPU.
+    """The parts of a simulation that run on the GPU: network, executor, student and evaluation.
 
-    ``one_by_one`` is empty, or the reason why clients train one at a time with replayed steps and the server's work is eager.
-    ``say`` gets a message if not even single steps can be captured. Without ``serves``, as in a worker, there is no student and
-    no evaluation.
+    ``one_by_one`` is the reason why clients train one at a time, in replayed steps, with the server's work eager; empty if
+    training is captured as a whole. ``say`` receives a message if not even the steps can be captured. With ``serves=False`` the
+    parts only train clients: there is no student and no evaluation.
     """
 
     def __init__(
@@ -66,7 +63,7 @@ class GpuParts:
         if not self.one_by_one and device.type == "cuda" and precision.dtype == torch.bfloat16:
             self._check_kernels()
         self._net = self._device_student() if serves and not self.one_by_one else None
-        self._held = None if self._net is None else HeldModule(self._net).eval()
+        self._device_module = None if self._net is None else DeviceModule(self._net).eval()
 
     def student(self) -> Student:
         task, distiller = self.task, self._distiller
@@ -97,11 +94,11 @@ class GpuParts:
         return CudaExecutor(plan, num_slots=num_slots, wanted=wanted)
 
     def evaluate(self, weights: Weights) -> dict[str, float]:
-        if self._held is None:
+        if self._device_module is None:
             self.network.load(weights)
             return scores_of(self.task, self.network.module)
-        self._held.net.weights.load(weights)
-        return scores_of(self.task, self._held)
+        self._device_module.net.weights.load(weights)
+        return scores_of(self.task, self._device_module)
 
     def _check_kernels(self) -> None:
         task = self.task
@@ -110,8 +107,8 @@ class GpuParts:
         images, _ = task.pick(task.resident(), rows.to(self.device), draws.to(self.device))
         sizes = {self.experiment.local.batch_size, *([] if self._distiller is None else [self._distiller.batch_size])}
         shapes = norm_shapes(self.network.module, images, sizes)
-        if cause := without_kernels(self.device, shapes):
-            self.say(f"BatchNorm uses torch operations instead of FedEcho's own kernels: {cause}")
+        if cause := check_kernels(self.device, shapes):
+            self.say(f"BatchNorm uses torch's own operations instead of our kernels: {cause}")
 
     @property
     def _distiller(self) -> Any:
@@ -122,38 +119,39 @@ class GpuParts:
         assert isinstance(task, Capturable)  # noqa: S101 (for the type checker)
         student = Student(self.network, self.task.logits, max(self.task.num_unlabeled, 1), CHUNK)
         forwards = Forwards(self._forward(training=True), self._forward(training=False), self._inference())
-        return DeviceStudent(student, task, forwards, self.precision, getattr(self._distiller, "batch_size", 1))
+        batch_size = 1 if self._distiller is None else self._distiller.batch_size
+        return DeviceStudent(student, task, forwards, self.precision, batch_size)
 
     def _forward(self, training: bool) -> Forward:
-        return self._made("train" if training else "eval", lambda: _forward(self._template, training, self._place))
+        return self._cached("train" if training else "eval", lambda: _forward(self._template, training, self._target))
 
     def _inference(self) -> Forward:
-        """The forward pass for inference: fused in low precision, the usual one in fp32."""
+        """Return the inference function: fused in low precision, plain in fp32 like the other paths."""
         if self.precision.dtype == torch.float32:
             return self._forward(training=False)
-        return self._made("infer", lambda: _inference(self._template, self._place) or self._forward(training=False))
+        return self._cached("infer", lambda: _inference(self._template, self._target) or self._forward(training=False))
 
-    def _made(self, mode: str, make: Callable[[], Forward]) -> Forward:
-        """Cache a forward pass. For networks of known layers the cache is shared by all runs of a process: compiling is slow."""
+    def _cached(self, mode: str, make: Callable[[], Forward]) -> Forward:
+        """Make a function once. For a network of known layers, share it between all runs of the process: compiling is slow."""
         structure = structure_of(self._template)
         if structure is None:
             return self._forwards.get(mode) or self._forwards.setdefault(mode, make())
-        key = (structure, mode, self._place)
+        key = (structure, mode, self._target)
         return SHARED.get(key) or SHARED.setdefault(key, make())
 
     @property
-    def _place(self) -> "_Place":
+    def _target(self) -> "_Target":
         return self.precision, self.device
 
 
 @dataclass(frozen=True)
 class MakeBench:
-    """Builds a bench in a worker process. It is pickled, so it holds settings and no tensors."""
+    """Builds a job runner on the first GPU that a worker sees. It is pickled to workers, so it holds settings and no tensors."""
 
     experiment: Experiment
     precision: Precision
     device: str | None = None
-    """The device (default: the first GPU that the worker sees)."""
+    """Device to use instead of that GPU."""
 
     def __call__(self) -> Bench:
         device = the_gpu() if self.device is None else torch.device(self.device)
@@ -164,27 +162,27 @@ class MakeBench:
 
 
 def _on_stderr(text: str) -> None:
-    """Print a message of a worker, which has no other output."""
+    """Print a worker's message; it has no other channel."""
     print(text, file=sys.stderr, flush=True)
 
 
-_Place = tuple[Precision, torch.device]
+_Target = tuple[Precision, torch.device]
 SHARED: dict[Hashable, Forward] = {}
-"""The forward passes of networks whose layers ``structure_of`` recognizes."""
+"""Compiled functions of networks that ``structure_of`` recognises, shared by all runs of the process."""
 
 
-def _forward(template: nn.Module, training: bool, place: _Place) -> Forward:
-    precision, device = place
+def _forward(template: nn.Module, training: bool, target: _Target) -> Forward:
+    precision, device = target
     return forward_of(with_row_norm(copied(template)).to(device).train(training), precision)
 
 
-def _inference(template: nn.Module, place: _Place) -> Forward | None:
-    precision, device = place
+def _inference(template: nn.Module, target: _Target) -> Forward | None:
+    precision, device = target
     return fused_inference(copied(template).to(device), precision.dtype, precision.compile)
 
 
 def forget_compiled() -> None:
-    """Clear all compiled code shared by the runs of a process, for tests that change what it was compiled from."""
+    """Clear everything compiled that runs of this process share, after a change to the kernels."""
     SHARED.clear()
     fault.cache_clear()
     channel_ops.FAULT = ""
@@ -193,7 +191,9 @@ def forget_compiled() -> None:
 
 def _on(task: Task, device: str, precision: Precision) -> Task:
     if not defines(task, "on"):
-        raise ValueError(f"{type(task).__name__} cannot run on a GPU: it has no method on(device); use serial or pool")
+        raise ValueError(
+            f"{type(task).__name__} cannot run on a GPU: it has no method on(device). Use --executor serial or pool."
+        )
     own: Any = task
     placed: Any = own.on(device)
     if defines(placed, "computing_in"):
@@ -203,11 +203,11 @@ def _on(task: Task, device: str, precision: Precision) -> Task:
 
 
 def _why_not(task: Task, experiment: Experiment, module: nn.Module) -> str:
-    """Why a client's whole training cannot be captured in one CUDA graph. Empty if it can."""
+    """Return why a client's training cannot be captured as a whole, or an empty string."""
     if not isinstance(task, Capturable):
-        return f"{type(task).__name__} does not make its batches on the device (see fedecho.gpu.capture.Capturable)"
+        return f"{type(task).__name__} does not build its batches on the device (see fedecho.gpu.capture.Capturable)"
     if experiment.local.optimizer != "sgd":
-        return f"local.optimizer is {experiment.local.optimizer!r}; only sgd can be captured as a whole"
+        return f"local.optimizer is {experiment.local.optimizer!r}, and only sgd can be captured as a whole"
     if any(isinstance(layer, nn.Dropout) and layer.p > 0 for layer in module.modules()):
         return "the network has dropout"
     if any(not param.requires_grad for param in module.parameters()):
@@ -217,64 +217,64 @@ def _why_not(task: Task, experiment: Experiment, module: nn.Module) -> str:
 
 MPS, CONNECTIONS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_DEVICE_MAX_CONNECTIONS"
 MPS_CONTROL = "/tmp/nvidia-mps/control"  # noqa: S108
-"""The default socket of the MPS daemon, which every CUDA program tries."""
+"""Default control socket of the MPS daemon."""
 
 
 def the_gpu() -> torch.device:
-    """Start CUDA and return the current GPU, after a self-test of its products."""
-    # CUDA reads these variables when it starts. With the default of 8 connections, streams wait for each other. The workspace
-    # setting makes cuBLAS deterministic. Under MPS all processes share about 100 connections: 32 each would allow only three.
-    os.environ.setdefault(CONNECTIONS, "4" if os.environ.get(MPS) or _listens() else "32")
+    """Start CUDA and return its current device; raise if it is missing, busy or computes wrong products."""
+    # CUDA reads these when it starts. With only 8 connections, streams wait for each other; cuBLAS is deterministic only with
+    # this workspace. Under MPS all processes share about a hundred connections: three with 32 each leave none for a fourth.
+    os.environ.setdefault(CONNECTIONS, "4" if os.environ.get(MPS) or _mps_is_running() else "32")
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if not torch.cuda.is_available():
-        raise ValueError("training on cuda needs an NVIDIA GPU, but torch sees none; use --executor serial or pool")
+        raise ValueError("training on cuda needs an NVIDIA GPU, and torch sees none here; use --executor serial or pool")
     try:
         device = torch.device("cuda", torch.cuda.current_device())
-        torch.zeros(1, device=device)  # starts CUDA
+        torch.zeros(1, device=device)  # this initialises CUDA
     except RuntimeError as error:
-        raise _refused(str(error)) from None
+        raise _start_error(str(error)) from None
     if wrong := wrong_products(device):
         raise ValueError(f"the GPU cannot be used: {wrong}")
     return device
 
 
-def _listens() -> bool:
-    # Not Path.exists, which raises if the folder belongs to another user. CUDA cannot reach that daemon either.
+def _mps_is_running() -> bool:
+    # Path.exists would raise if the folder belongs to another user; CUDA cannot reach that daemon either.
     return os.access(MPS_CONTROL, os.F_OK)
 
 
-def _refused(error: str) -> ValueError:
-    """An error that says in one line why CUDA did not start."""
+def _start_error(error: str) -> ValueError:
+    """Return the reason why CUDA did not start as a one-line error."""
     if "busy or unavailable" not in error and "out of memory" not in error:
         return ValueError(f"the GPU cannot be used: {(error.strip().splitlines() or ['no reason given'])[0]}")
     return ShortageError(
-        "the GPU accepts no further process: other processes use it exclusively, fill its memory, or use all connections of MPS "
-        f"(lower {CONNECTIONS}, now {os.environ.get(CONNECTIONS)}, for all processes, or run fewer at once)"
+        "the GPU accepts no further process: others use it exclusively, use all of its memory, or have used up the MPS "
+        f"connections (lower {CONNECTIONS}, now {os.environ.get(CONNECTIONS)}, for every process, or run fewer at once)"
     )
 
 
 @contextmanager
 def gpu_settings(precision: Precision, device: torch.device) -> Iterator[None]:
-    """Apply torch's settings for one run on a GPU, with the server's work on its own stream."""
+    """Apply the GPU settings of one run, with the server's work on its own stream."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     before = (cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, matmul.allow_tf32)
-    # Fused attention kernels accumulate gradients in no fixed order and only warn about it.
+    # Fused attention kernels sum gradients in an arbitrary order and only warn about it.
     attention = sdpa_kernel(SDPBackend.MATH) if precision.deterministic else nullcontext()
-    strictly = torch.are_deterministic_algorithms_enabled()
+    was_deterministic = torch.are_deterministic_algorithms_enabled()
     cudnn.benchmark, cudnn.deterministic = not precision.deterministic, precision.deterministic
-    # By default torch rounds fp32 convolutions to the 10-bit mantissa of TF32. With --precision fp32 it must not.
+    # By default torch rounds fp32 convolutions to the 10 bits of TF32; an fp32 run must really use fp32.
     cudnn.allow_tf32 = matmul.allow_tf32 = precision.dtype != torch.float32
     torch.use_deterministic_algorithms(precision.deterministic, warn_only=True)
-    # Learning rates are compiled in, so a table's methods compile one function more often than torch's default limit allows.
+    # Learning rates are compiled in, and each method of a table has its own: more variants than torch expects.
     limits: Any = torch._dynamo.config
-    name = "recompile_limit" if hasattr(limits, "recompile_limit") else "cache_size_limit"  # torch 2.6
+    name = "recompile_limit" if hasattr(limits, "recompile_limit") else "cache_size_limit"  # the latter in torch 2.6
     limit = getattr(limits, name)
     setattr(limits, name, max(limit, 128))
     try:
-        with attention, server_lane(device), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "TensorFloat32 tensor cores .* available but not enabled")  # on purpose
+        with attention, server_stream(device), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "TensorFloat32 tensor cores .* available but not enabled")  # intended
             yield
     finally:
         cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, matmul.allow_tf32 = before
-        torch.use_deterministic_algorithms(strictly)
+        torch.use_deterministic_algorithms(was_deterministic)
         setattr(limits, name, limit)

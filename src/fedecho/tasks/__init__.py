@@ -1,4 +1,4 @@
-"""What is learnt. ``TASKS`` is the one table from names to classes."""
+"""The built-in tasks; ``TASKS`` maps their names to classes."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Where data files are: the ``--data-dir`` argument, else the environment variable FEDECHO_DATA, else ./data."""
+"""Locate data files: in ``--data-dir``, else the environment variable FEDECHO_DATA, else ./data."""
 
 import os
 import re
@@ -6,7 +6,7 @@ from pathlib import Path
 
 VARIABLE = "FEDECHO_DATA"
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
-"""owner/name: a bare name is always a folder, so that nothing is ever downloaded by mistake."""
+"""owner/name. A bare name is always a folder, so that nothing is downloaded by mistake."""
 
 FOLDERS: dict[str, tuple[str, ...]] = {
     "cifar10": ("cifar-10-batches-py", "cifar-10-batches-bin"),
@@ -16,26 +16,24 @@ FOLDERS: dict[str, tuple[str, ...]] = {
     "gsm8k": ("gsm8k", "GSM8K"),
     "mathinstruct": ("MathInstruct", "mathinstruct"),
 }
-"""The folders in which a set's authors publish it; any one will do."""
+"""Folder names under which each dataset is published; any one is accepted."""
 FETCHED = ("cifar10", "cifar100", "stl10")
-"""The sets that ``fedecho data fetch`` knows."""
-
-
-INSTEAD = {"mathinstruct": "set task.train=gsm8k-train or to a file of your own, or "}
-"""What else a task that wants a set can do."""
+"""The datasets that ``fedecho data fetch`` can download."""
+ALTERNATIVES = {"mathinstruct": "set task.train=gsm8k-train or to a file of your own, or "}
+"""Alternatives to downloading a dataset."""
 
 
 class MissingDataError(ValueError):
-    """Data that is not where it was looked for, said in one line."""
+    """Data that was not found where it was expected."""
 
 
 def data_folder(data_dir: Path | None = None) -> Path:
-    """The folder that holds all data."""
+    """Return the folder that contains all datasets."""
     return at_home(Path(data_dir or os.environ.get(VARIABLE) or "data"))
 
 
 def at_home(path: Path) -> Path:
-    """With ~ and ~somebody in full."""
+    """Expand ~ and ~user."""
     try:
         return path.expanduser()
     except RuntimeError:
@@ -43,7 +41,7 @@ def at_home(path: Path) -> Path:
 
 
 def find(name: str, data_dir: Path | None = None) -> Path:
-    """The folder of a set (``cifar10``: any of its distributions), or the folder of that very name."""
+    """Return the folder of a dataset (for ``cifar10``, any of its distributions), or the folder with the given name."""
     parent = data_folder(data_dir)
     names = FOLDERS.get(name, (name,))
     for folder in names:
@@ -53,25 +51,25 @@ def find(name: str, data_dir: Path | None = None) -> Path:
 
 
 def remedy(name: str) -> str:
-    """How to get a set, or the folder of one."""
-    elsewhere = f"say where it is with --data-dir or {VARIABLE}"
+    """Return advice on how to get a missing dataset or folder."""
+    elsewhere = f"give its location with --data-dir or {VARIABLE}"
     for known in FETCHED:
         if name == known or name in FOLDERS[known]:
             return f"run `fedecho data fetch {known}`, or {elsewhere}"
-    return INSTEAD.get(name, "") + elsewhere
+    return ALTERNATIVES.get(name, "") + elsewhere
 
 
 def find_model(name: str, data_dir: Path | None = None) -> str:
-    """The folder of saved weights of that name, here or in the data folder; else the name itself if it can be one at the hub."""
+    """Return the folder of saved weights, here or in the data folder; else the name itself if it can be a hub name."""
     inside, hub_name = data_folder(data_dir), HUB_NAME.fullmatch(name)
-    copies = [inside / Path(name).name] if hub_name else []  # a path that is not there is a mistake, and no name of another's
+    copies = [inside / Path(name).name] if hub_name else []  # a missing path is a mistake, not a name to look up elsewhere
     for folder in (at_home(Path(name)), inside / name, *copies):
         if folder.is_dir():
             return str(folder)
     if hub_name:
         return name
-    place = f"{inside}{'' if inside.is_dir() else ', which is not there'}"
+    missing = "" if inside.is_dir() else ", which does not exist"
     raise MissingDataError(
-        f"there is no model folder {name}, nor one of that name in {place}: give task.model a folder that a model was saved into, "
-        f"or a name at the hub such as google-bert/bert-base-uncased, or say with --data-dir or {VARIABLE} where models are"
+        f"there is no model folder {name}, and none of that name in {inside}{missing}: set task.model to a folder with a saved "
+        f"model or to a hub name such as google-bert/bert-base-uncased, or give the location with --data-dir or {VARIABLE}"
     )

@@ -1,8 +1,8 @@
-"""How labelled examples are split over clients, without an object per client. Names follow flwr-datasets."""
+"""Split labelled examples over clients, without an object per client. Names follow flwr-datasets."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol, overload
+from typing import Annotated, Any, Protocol, overload, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from fedecho.core.ranges import Range, at_least, check_ranges
 Indices = NDArray[np.int64]
 
 
+@runtime_checkable
 class Parts(Protocol):
     """The rows of each client, in ascending order."""
 
@@ -21,19 +22,19 @@ class Parts(Protocol):
     def __getitem__(self, client: int, /) -> Indices: ...
 
     def size(self, client: int) -> int:
-        """How many there are, at the price of a look-up."""
+        """Return the number of rows of a client in constant time."""
         ...
 
 
-class HeldParts(Sequence[Indices]):
-    """All rows end to end: client i's are those from ``starts[i]`` to ``starts[i + 1]``."""
+class StoredParts(Sequence[Indices]):
+    """The rows of all clients, concatenated; client i's are ``rows[starts[i]:starts[i + 1]]``."""
 
     def __init__(self, rows: Indices, starts: Indices) -> None:
         self._rows, self._starts = rows, starts
 
     @classmethod
-    def of(cls, clients: Indices, num_clients: int) -> "HeldParts":
-        """From the client of each row."""
+    def of(cls, clients: Indices, num_clients: int) -> "StoredParts":
+        """Build the parts from the client of each row."""
         counts = np.bincount(clients, minlength=num_clients)
         rows = np.argsort(clients, kind="stable").astype(np.int64, copy=False)
         return cls(rows, np.concatenate([[0], counts.cumsum()]))
@@ -50,8 +51,8 @@ class HeldParts(Sequence[Indices]):
     def __getitem__(self, client: int | slice, /) -> Indices | list[Indices]:
         if isinstance(client, slice):
             return [self[each] for each in range(len(self))[client]]
-        place = range(len(self))[client]
-        return self._rows[self._starts[place] : self._starts[place + 1]]
+        index = range(len(self))[client]
+        return self._rows[self._starts[index] : self._starts[index + 1]]
 
     def size(self, client: int) -> int:
         return int(self._starts[client + 1] - self._starts[client])
@@ -59,7 +60,7 @@ class HeldParts(Sequence[Indices]):
 
 @dataclass(frozen=True)
 class DrawnParts:
-    """Rows that are drawn when they are asked for, the same every time: a client who is never asked costs nothing at all."""
+    """Rows drawn deterministically on access, so that unused clients cost nothing."""
 
     by_label: list[Indices]
     num_clients: int
@@ -82,12 +83,11 @@ class DrawnParts:
 
 
 def as_parts(split: Any) -> Parts:
-    """What a partitioner gave: one of the above, or of a user's own a list of arrays."""
-    if hasattr(split, "size") and not isinstance(split, np.ndarray):
-        found: Parts = split
-        return found
+    """Accept what a partitioner returned: ``Parts``, or a list of arrays from a user's own partitioner."""
+    if isinstance(split, Parts) and not isinstance(split, np.ndarray):
+        return split
     sizes = [len(part) for part in split]
-    return HeldParts(np.concatenate([np.asarray(part) for part in split]), np.concatenate([[0], np.cumsum(sizes)]))
+    return StoredParts(np.concatenate([np.asarray(part) for part in split]), np.concatenate([[0], np.cumsum(sizes)]))
 
 
 MAX_DRAWS = 1000
@@ -97,15 +97,15 @@ Rows = Annotated[int, at_least(1)]
 
 class Partitioner(Protocol):
     def split(self, labels: NDArray[Any], num_clients: int, seed: int) -> Sequence[Indices] | DrawnParts:
-        """The rows of each client, no client empty; every row in exactly one client, but of ``DrawnPartitioner``."""
+        """Return the rows of each client. No client is empty; except for ``DrawnPartitioner``, every row is in exactly one part."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class DirichletPartitioner:
-    """Per class, proportions ~ Dirichlet(alpha) over the clients; the shuffled rows of the class are cut accordingly.
+    """Splits each class by proportions drawn from Dirichlet(alpha) over the clients.
 
-    Drawn anew until every client has ``min_partition_size`` rows. The smaller alpha, the fewer classes a client sees.
+    The draw is repeated until every client has ``min_partition_size`` rows. With a smaller alpha, clients see fewer classes.
     """
 
     alpha: Alpha
@@ -114,19 +114,19 @@ class DirichletPartitioner:
     def __post_init__(self) -> None:
         check_ranges(self, "dirichlet ")
 
-    def split(self, labels: NDArray[Any], num_clients: int, seed: int) -> HeldParts:
+    def split(self, labels: NDArray[Any], num_clients: int, seed: int) -> StoredParts:
         _check(len(labels), num_clients, self.min_partition_size)
         for draw in range(MAX_DRAWS):
             parts = self._draw(labels, num_clients, numpy_rng(seed, "partition", draw))
             if np.bincount(parts, minlength=num_clients).min() >= self.min_partition_size:
-                return HeldParts.of(parts, num_clients)
+                return StoredParts.of(parts, num_clients)
         raise ValueError(
             f"no Dirichlet({self.alpha}) split of {len(labels)} examples gave each of {num_clients} clients "
             f"at least {self.min_partition_size} in any of {MAX_DRAWS} draws: use fewer clients or a larger alpha"
         )
 
     def _draw(self, labels: NDArray[Any], num_clients: int, rng: np.random.Generator) -> Indices:
-        """The client of each row."""
+        """Draw the client of each row."""
         client_of = np.empty(len(labels), np.int64)
         for label in np.unique(labels):
             rows = rng.permutation(np.flatnonzero(labels == label))
@@ -138,26 +138,26 @@ class DirichletPartitioner:
 
 @dataclass(frozen=True, kw_only=True)
 class IidPartitioner:
-    """Shuffled rows in parts of equal size, give or take one."""
+    """Splits shuffled rows into parts whose sizes differ by at most one."""
 
-    def split(self, labels: NDArray[Any], num_clients: int, seed: int) -> HeldParts:
+    def split(self, labels: NDArray[Any], num_clients: int, seed: int) -> StoredParts:
         _check(len(labels), num_clients, 1)
         rows = numpy_rng(seed, "partition").permutation(len(labels))
         client_of = np.empty(len(labels), np.int64)
         client_of[rows] = _even(len(labels), num_clients)
-        return HeldParts.of(client_of, num_clients)
+        return StoredParts.of(client_of, num_clients)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardPartitioner:
-    """Rows sorted by label, cut into equal shards; every client gets ``num_shards_per_partition`` of them at random."""
+    """Cuts rows sorted by label into equal shards and gives each client ``num_shards_per_partition`` random shards."""
 
     num_shards_per_partition: Rows = 2
 
     def __post_init__(self) -> None:
         check_ranges(self, "partition.")
 
-    def split(self, labels: NDArray[Any], num_clients: int, seed: int) -> HeldParts:
+    def split(self, labels: NDArray[Any], num_clients: int, seed: int) -> StoredParts:
         num_shards = num_clients * self.num_shards_per_partition
         _check(len(labels), num_shards, 1)
         rng = numpy_rng(seed, "partition")
@@ -167,15 +167,15 @@ class ShardPartitioner:
         client_of_shard[rng.permutation(num_shards)] = np.repeat(np.arange(num_clients), self.num_shards_per_partition)
         client_of = np.empty(len(labels), np.int64)
         client_of[by_label] = client_of_shard[_even(len(labels), num_shards)]
-        return HeldParts.of(client_of, num_clients)
+        return StoredParts.of(client_of, num_clients)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DrawnPartitioner:
-    """Any number of clients from one set of examples: each draws its own, with replacement, so that clients share examples.
+    """Gives each of any number of clients its own random examples, drawn with replacement, so that clients share examples.
 
-    A client has ``min_examples`` to ``max_examples`` of them, its classes mixed by a Dirichlet(alpha) of its own. Rows are drawn
-    when a client is asked for them, by its address: nothing is held for a million clients.
+    A client has ``min_examples`` to ``max_examples`` rows, with class proportions from its own Dirichlet(alpha) draw. Rows are
+    drawn on access from the seed and the client number, so a million clients need no memory.
     """
 
     alpha: Alpha = 0.1
@@ -204,7 +204,7 @@ PARTITIONERS: dict[str, type[Any]] = {
 
 
 def _even(num: int, num_parts: int) -> Indices:
-    """The part of each place, parts as numpy's array_split cuts them: equal, give or take one, the larger ones first."""
+    """Return the part of each index, with parts cut as by ``numpy.array_split``: sizes differ by at most one, larger ones first."""
     least, more = divmod(num, num_parts)
     sizes = np.full(num_parts, least)
     sizes[:more] += 1

@@ -1,4 +1,4 @@
-"""GSM8K's score: greedy generation with a static key-value cache, and the number after ####."""
+"""GSM8K scoring: greedy generation with a static key-value cache, and comparison of the final numbers."""
 
 import re
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from fedecho.core.task import at
 from fedecho.tasks.text.batches import Ragged
 from fedecho.tasks.text.pretrained import library, stop_tokens
-from fedecho.tasks.text.readers import BadLine, Worked
+from fedecho.tasks.text.readers import LineError, WorkedExample
 
 
 @dataclass
-class Room:
-    """Takes the place of ``update`` in one layer of a cache that grows: the same answers.
+class StaticLayerCache:
+    """Replaces ``update`` of one layer of a dynamic cache by writes into preallocated memory; the results are the same.
 
-    It knows its layer weakly, so that both go, and gigabytes with them, as soon as nobody uses the cache.
+    ``layer`` is a weak proxy, so that gigabytes of cache are freed as soon as the cache is no longer used.
     """
 
     layer: Any
@@ -31,10 +31,10 @@ class Room:
     values: Tensor | None = None
     used: int = 0
 
-    def __call__(self, key_states: Tensor, value_states: Tensor, *more: Any, **named: Any) -> tuple[Tensor, Tensor]:
+    def __call__(self, key_states: Tensor, value_states: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
         if self.keys is None or self.values is None:
             self.layer.lazy_initialization(key_states, value_states)
-            self.keys, self.values = self._room_for(key_states), self._room_for(value_states)
+            self.keys, self.values = self._allocated(key_states), self._allocated(value_states)
         end = self.used + key_states.shape[-2]
         self.keys[..., self.used : end, :] = key_states
         self.values[..., self.used : end, :] = value_states
@@ -42,28 +42,29 @@ class Room:
         self.layer.keys, self.layer.values = self.keys[..., :end, :], self.values[..., :end, :]
         return self.layer.keys, self.layer.values
 
-    def _room_for(self, states: Tensor) -> Tensor:
+    def _allocated(self, states: Tensor) -> Tensor:
         return states.new_empty(*states.shape[:-2], self.length, states.shape[-1])
 
 
-def cache_with_room(model: Any, length: int) -> Any:
-    """A cache for one generation of at most ``length`` tokens; None, which is the model's own, if that is not of the plain kind."""
-    transformers, plain = library("transformers"), library("transformers.cache_utils").DynamicLayer
+def static_cache(model: Any, length: int) -> Any:
+    """Return a cache for one generation of at most ``length`` tokens, or None if the model needs another kind."""
+    transformers, dynamic_layer = library("transformers"), library("transformers.cache_utils").DynamicLayer
     cache = transformers.DynamicCache(config=model.config.get_text_config(decoder=True))
-    if "past_key_values" not in signature(model.forward).parameters or {type(layer) for layer in cache.layers} != {plain}:
+    kinds = {type(layer) for layer in cache.layers}
+    if "past_key_values" not in signature(model.forward).parameters or kinds != {dynamic_layer}:
         return None
     for layer in cache.layers:
-        layer.update = Room(proxy(layer), length)
+        layer.update = StaticLayerCache(proxy(layer), length)
     return cache
 
 
 NUMBER = r"(?:(?<!\w)-)?\$?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)"
-"""A sign is no sign behind a letter or a digit: "10-12" ends with 12. Commas are between thousands: "1,2,3" are three numbers."""
+"""A minus after a letter or digit is not a sign: "10-12" ends with 12. Commas separate thousands: "1,2,3" is three numbers."""
 NUMBERS, MARKED = re.compile(NUMBER), re.compile(rf"####\s*({NUMBER})")
 
 
 def final_number(text: str) -> Decimal | None:
-    """The number that an answer comes to: the first that stands right behind a ####, else the last of all.
+    """Return an answer's result: the first number directly after ####, else the last number.
 
     >>> final_number("so 3 + 4 = 7\\n#### 1,007.50"), final_number("it is $12."), final_number("I do not know")
     (Decimal('1007.50'), Decimal('12'), None)
@@ -78,55 +79,58 @@ def final_number(text: str) -> Decimal | None:
         return None
 
 
-def judged(every: list[Worked], num: int | None, name: str) -> list[Worked]:
-    """The first ``num`` questions, or all, if every answer comes to a number that can be compared."""
-    if num is not None and num > len(every):
-        raise ValueError(f"task.num_test is {num}, but {name} has {len(every)} questions")
-    for each in every[:num]:
-        if final_number(each.answer) is None:
-            raise BadLine(each.path, each.line, "its answer holds no number, so no model's answer can be right")
-    return every[:num]
+def questions_to_grade(examples: list[WorkedExample], num: int | None, name: str) -> list[WorkedExample]:
+    """Return the first ``num`` questions, or all; raise if an answer contains no number to compare with."""
+    if num is not None and num > len(examples):
+        raise ValueError(f"task.num_test is {num}, but {name} has {len(examples)} questions")
+    for example in examples[:num]:
+        if final_number(example.answer) is None:
+            raise LineError(example.path, example.line, "its answer contains no number, so no model's answer can be right")
+    return examples[:num]
 
 
 def standard_error(share: float, num: int) -> float:
+    """Return the standard error of a share of ``num`` examples."""
     return sqrt(share * (1 - share) / num)
 
 
 @dataclass(frozen=True)
 class Breaks:
-    """Between two tokens of a batch: says how many answers are done, or how much of them all; ends no text."""
+    """A stopping criterion that never stops a text: it reports the progress of the evaluation after every token."""
 
     done: int
     by_token: float
     width: int
     total: int
 
-    def __call__(self, made: Tensor, scores: Any, **more: Any) -> Tensor:
-        at(self.done + int(self.by_token * (made.shape[1] - self.width)), self.total)
-        return torch.zeros(len(made), dtype=torch.bool, device=made.device)
+    def __call__(self, tokens: Tensor, scores: Any, **options: Any) -> Tensor:
+        at(self.done + int(self.by_token * (tokens.shape[1] - self.width)), self.total)
+        return torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
 
 
 def greedy_answers(
     module: nn.Module, tokenizer: Any, prompts: Sequence[Sequence[int]], max_new_tokens: int, batch_size: int, device: str
 ) -> list[str]:
-    """The model's most likely continuations, in the order of the prompts; those of like length are padded on the left together."""
+    """Generate greedy continuations in the order of the prompts; prompts of similar length share a left-padded batch."""
     ragged = Ragged.of(prompts, device)
     answers = [""] * len(prompts)
     model: Any = module
     stops = sorted({*stop_tokens(model), *([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])})
-    # Every one of them in so many words: what is left out is taken from the model's own generation_config.
+    # Set every option explicitly: omitted ones come from the model's own generation_config.
     greedy: dict[str, Any] = {"do_sample": False, "num_beams": 1, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0}
     greedy |= {"max_new_tokens": max_new_tokens, "pad_token_id": tokenizer.pad_token_id, "eos_token_id": stops or None}
     done = 0
     for rows in ragged.lengths.argsort(descending=True, stable=True).split(batch_size):
         ids, mask = ragged.padded(rows, tokenizer.pad_token_id, left=True)
-        breaks = Breaks(done, len(rows) / max_new_tokens, ids.shape[1], len(prompts))
-        cache = cache_with_room(model, ids.shape[1] + max_new_tokens)
-        kept = {} if cache is None else {"past_key_values": cache}
+        progress = Breaks(done, len(rows) / max_new_tokens, ids.shape[1], len(prompts))
+        cache = static_cache(model, ids.shape[1] + max_new_tokens)
+        cache_option = {} if cache is None else {"past_key_values": cache}
         with torch.no_grad():
-            made = model.generate(input_ids=ids, attention_mask=mask, stopping_criteria=[breaks], **kept, **greedy)
+            generated = model.generate(
+                input_ids=ids, attention_mask=mask, stopping_criteria=[progress], **cache_option, **greedy
+            )
         done += len(rows)
-        texts = tokenizer.batch_decode(made[:, ids.shape[1] :].cpu(), skip_special_tokens=True)
+        texts = tokenizer.batch_decode(generated[:, ids.shape[1] :].cpu(), skip_special_tokens=True)
         for row, text in zip(rows.tolist(), texts, strict=True):
             answers[row] = text
     return answers

@@ -1,4 +1,4 @@
-"""Worked mathematics (MathInstruct, GSM8K, or one's own instructions) on any causal language model, judged on GSM8K."""
+"""Maths word problems (MathInstruct, GSM8K or your own instructions) on any causal language model, evaluated on GSM8K."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,20 +16,29 @@ from fedecho.core.task import at
 from fedecho.tasks.classification import seeded
 from fedecho.tasks.partition import DirichletPartitioner, Partitioner, Parts, as_parts
 from fedecho.tasks.text.adapters import ALL_LINEAR, check_lora, lean, merged, with_lora
-from fedecho.tasks.text.batches import SpanBatch, Spans, To, own_text_only
+from fedecho.tasks.text.batches import RoundUp, SpanBatch, Spans, own_text_only
 from fedecho.tasks.text.chat import PROMPT, Chat
-from fedecho.tasks.text.gsm8k import final_number, greedy_answers, judged, standard_error
+from fedecho.tasks.text.gsm8k import final_number, greedy_answers, questions_to_grade, standard_error
 from fedecho.tasks.text.pretrained import (
     files_of,
     language_model,
     load_tokenizer,
     longest,
     model_folder,
-    packs,
     save_pretrained,
+    supports_packing,
 )
-from fedecho.tasks.text.readers import BadLine, Worked, held_out, read_instructions
-from fedecho.tasks.text.shared import check_rows, computing, digests, file_of, has_lower, model_place, room_for, stand_in
+from fedecho.tasks.text.readers import LineError, WorkedExample, read_instructions, split_unlabeled
+from fedecho.tasks.text.shared import (
+    check_rows,
+    checked_max_length,
+    computing,
+    file_digests,
+    file_of,
+    has_lower,
+    resolve_model,
+    stand_in,
+)
 
 PAPER_MODEL = "Qwen/Qwen2.5-1.5B-Instruct"
 FILES = {
@@ -38,19 +47,19 @@ FILES = {
     "gsm8k-test": ("gsm8k", "test.jsonl"),
 }
 LOSS_CHUNK = 16
-TOKENS_TO, PLACES_TO = 64, 512
-"""What a batch's tokens and predicted places are rounded up to where it must have few shapes."""
+TOKENS_TO, POSITIONS_TO = 64, 512
+"""Multiples to which a batch's tokens and predicted positions are rounded up if batches must have few shapes."""
 WIDTH_TO, ROWS_TO = 512, 2
-"""And where a row holds several texts: its width, and the number of rows."""
+"""Multiples for the width and the number of rows if several texts share a row."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MathInstructTask:
-    """Questions with answers over the clients, the loss on the answers alone; ``num_unlabeled`` of the questions are held out as U.
+    """Question answering, with the loss on the answers only; ``num_unlabeled`` questions are held out as U.
 
-    ``lora_rank`` trains low-rank adapters, and only they travel; without it the whole model is trained. ``unlabeled_part`` says
-    what of U is predicted: every token of the query, or the answer behind it. ``num_test`` answers are generated at an evaluation,
-    None is all; the loss is that of the same questions' worked answers.
+    With ``lora_rank``, low-rank adapters are trained and only they are communicated; without it, the whole model.
+    ``unlabeled_part`` selects what is predicted on U: every token of the query, or the answer. An evaluation generates
+    ``num_test`` answers (None: all) and reports the loss of the same questions' reference answers.
     """
 
     model: str = PAPER_MODEL
@@ -79,16 +88,18 @@ class MathInstructTask:
         check_ranges(self, "task.")
         check_lora(self.lora_rank, self.lora_alpha, self.lora_targets)
         if "{question}" not in self.prompt:
-            raise ValueError(f"task.prompt must hold {{question}}, got {self.prompt!r}")
+            raise ValueError(f"task.prompt must contain {{question}}, got {self.prompt!r}")
 
     def on(self, device: str) -> "MathInstructTask":
+        """Return the same task with its tokens on a device."""
         return replace(self, device=device)
 
     def computing_in(self, dtype: torch.dtype) -> "MathInstructTask":
+        """Return the same task with matrix products in ``dtype``."""
         return replace(self, compute=dtype)
 
     def in_few_shapes(self) -> "MathInstructTask":
-        """The same task whose training batches have few shapes: texts share rows, or are padded further than they must be."""
+        """Return the same task with few batch shapes in training: texts share rows or get extra padding."""
         return replace(self, few_shapes=True)
 
     def network(self, seed: int) -> nn.Module:
@@ -98,14 +109,14 @@ class MathInstructTask:
         return self._parts.size(client)
 
     def batch(self, client: int, rows: Tensor, generator: torch.Generator) -> SpanBatch:
-        mine = torch.from_numpy(self._parts[client])[rows]
-        spans, room = self._train_spans, self._room
+        examples = torch.from_numpy(self._parts[client])[rows]
+        spans, max_tokens = self._train_spans, self._max_tokens
         if not self.few_shapes:
-            return spans.batch(mine)
-        tokens_to, places_to = To(TOKENS_TO, most=room, spare=1), To(PLACES_TO)
-        if not self._packs:
-            return spans.batch(mine, tokens_to, places_to)
-        return spans.in_few_shapes(mine, tokens_to, To(WIDTH_TO, most=room), To(ROWS_TO), places_to)
+            return spans.batch(examples)
+        tokens_to, positions_to = RoundUp(TOKENS_TO, most=max_tokens, spare=1), RoundUp(POSITIONS_TO)
+        if not self._supports_packing:
+            return spans.batch(examples, tokens_to, positions_to)
+        return spans.in_few_shapes(examples, tokens_to, RoundUp(WIDTH_TO, most=max_tokens), RoundUp(ROWS_TO), positions_to)
 
     def loss(self, module: nn.Module, batch: SpanBatch) -> Tensor:
         return cross_entropy(self._logits(module, batch), batch.targets)
@@ -125,13 +136,13 @@ class MathInstructTask:
         return self._unlabeled_spans.counts
 
     def evaluate(self, module: nn.Module) -> Mapping[str, float]:
-        """GSM8K's accuracy with its standard error, and the mean loss of a token of the worked answers."""
+        """Return GSM8K accuracy with its standard error, and the mean token loss of the reference answers."""
         test = self._test_set
         with computing(self.device, self.compute):
-            said = greedy_answers(
+            answers = greedy_answers(
                 module, self._chat.tokenizer, self._prompts, self.max_new_tokens, self.eval_batch, self.device
             )
-        right = [final_number(text) == final_number(each.answer) for text, each in zip(said, test, strict=True)]
+        right = [final_number(text) == final_number(each.answer) for text, each in zip(answers, test, strict=True)]
         accuracy = sum(right) / len(right)
         return {
             "accuracy": accuracy,
@@ -141,28 +152,28 @@ class MathInstructTask:
         }
 
     def save(self, module: nn.Module, folder: Path) -> None:
-        """As ``AutoModelForCausalLM.from_pretrained`` loads it, adapters merged, with its tokenizer."""
+        """Save the model, with merged adapters and tokenizer, for ``AutoModelForCausalLM.from_pretrained``."""
         save_pretrained(merged(module), self._chat.tokenizer, folder)
 
     def read_inputs(self, unlabeled: bool) -> Mapping[str, str]:
-        """As ``HasInputs`` says; U is a part of ``train``."""
+        """Read all input files and return their digests (see ``HasInputs``); U is part of ``train``."""
         _ = (self._train_spans, self._parts, self._prompts, self._test_spans, self._unlabeled_spans if unlabeled else None)
-        return digests({"task.train": self.train, "task.test": self.test}, FILES, self.data_dir)
+        return file_digests({"task.train": self.train, "task.test": self.test}, FILES, self.data_dir)
 
     @property
     def provenance(self) -> str:
-        """What U is."""
+        """Describe the unlabeled set U."""
         return f"{self.num_unlabeled} questions held out of {self.train}, {self.unlabeled_part} tokens"
 
     @property
     def model_files(self) -> str:
-        """Which weights training began with, as the record says it and a resumed run must find them again."""
+        """Identify the initial weights; a resumed run must find the same ones."""
         return files_of(self._folder)
 
     @property
     def notes(self) -> dict[str, str]:
-        """What stands beside every number."""
-        told = {
+        """Describe the setup, for display beside results."""
+        notes = {
             "model": self.model,
             "trained": "the whole model" if self.lora_rank is None else f"LoRA of rank {self.lora_rank} on {self.lora_targets}",
             "train": self.train,
@@ -170,19 +181,19 @@ class MathInstructTask:
             "prompt": self.prompt,
             "stand_in": "; ".join(self._stand_ins()),
         }
-        return {key: text for key, text in told.items() if text}
+        return {key: text for key, text in notes.items() if text}
 
     def _stand_ins(self) -> list[str]:
-        """All that is not the paper's own, each in its words."""
+        """Describe every deviation from the paper's setup."""
         targets = self.lora_targets.replace(",", " and ")
-        told = {
+        deviations = {
             stand_in(self.model, PAPER_MODEL): True,
             f"{self.train} in place of MathInstruct": self.train != "mathinstruct",
             f"{self.test} in place of GSM8K's test": self.test != "gsm8k-test",
             f"LoRA of rank {self.lora_rank} on {targets} in place of the whole model": self.lora_rank is not None,
             f"the first {self.num_test} questions in place of all": self.num_test is not None,
         }
-        return [text for text, holds in told.items() if text and holds]
+        return [text for text, applies in deviations.items() if text and applies]
 
     def _network(self) -> nn.Module:
         model = self._pretrained()
@@ -191,7 +202,7 @@ class MathInstructTask:
         adapted = with_lora(model, self.lora_rank, self.lora_alpha or 2.0 * self.lora_rank, self.lora_targets)
         if has_lower(self.device, self.compute):
             adapted = lean(adapted)
-            for param in adapted.parameters():  # what never changes need not be cast at every step
+            for param in adapted.parameters():  # frozen weights need not be cast at every step
                 param.data = param.data if param.requires_grad else param.data.to(self.compute)
         return adapted
 
@@ -199,14 +210,14 @@ class MathInstructTask:
         return language_model(self._folder)
 
     def _hidden(self, module: nn.Module, batch: SpanBatch) -> Tensor:
-        """[places, width]: only where a prediction counts, so that the head never sees a question or padding in vain."""
+        """Return hidden states [positions, width] only where predictions count, so that the head skips questions and padding."""
         model: Any = module
-        seen: dict[str, Any] = {"attention_mask": batch.mask}
+        attention: dict[str, Any] = {"attention_mask": batch.mask}
         if batch.text is not None:
             dtype = self.compute if has_lower(self.device, self.compute) else torch.float32
-            seen = {"attention_mask": own_text_only(batch.text, dtype), "position_ids": batch.position}
+            attention = {"attention_mask": own_text_only(batch.text, dtype), "position_ids": batch.position}
         with computing(self.device, self.compute):
-            states = model.base_model(input_ids=batch.ids, use_cache=False, **seen).last_hidden_state
+            states = model.base_model(input_ids=batch.ids, use_cache=False, **attention).last_hidden_state
         hidden: Tensor = states[batch.row, batch.column]
         return hidden
 
@@ -227,25 +238,25 @@ class MathInstructTask:
 
     @cached_property
     def _folder(self) -> Any:
-        return model_folder(model_place(self.model, self.data_dir))
+        return model_folder(resolve_model(self.model, self.data_dir))
 
     @cached_property
-    def _packs(self) -> bool:
-        return packs(self._folder)
+    def _supports_packing(self) -> bool:
+        return supports_packing(self._folder)
 
     @cached_property
     def _chat(self) -> Chat:
         return Chat(load_tokenizer(self._folder, self.pad_token), self.prompt)
 
     @cached_property
-    def _room(self) -> int:
-        return room_for(self.max_length, longest(self._folder, self._chat.tokenizer))
+    def _max_tokens(self) -> int:
+        return checked_max_length(self.max_length, longest(self._folder, self._chat.tokenizer))
 
     @cached_property
-    def _split(self) -> tuple[list[Worked], list[Worked]]:
-        """(U, what the clients have); which questions are held out moves with the seed."""
-        every = read_instructions(file_of("task.train", self.train, FILES, self.data_dir))
-        return held_out(every, self.num_unlabeled, self.seed or 0, self.train, self.num_clients)
+    def _split(self) -> tuple[list[WorkedExample], list[WorkedExample]]:
+        """Return (U, the clients' examples); the seed selects the questions held out."""
+        examples = read_instructions(file_of("task.train", self.train, FILES, self.data_dir))
+        return split_unlabeled(examples, self.num_unlabeled, self.seed or 0, self.train, self.num_clients)
 
     @cached_property
     def _parts(self) -> Parts:
@@ -253,17 +264,19 @@ class MathInstructTask:
         return as_parts(self.partition.split(groups, self.num_clients, self.seed or 0))
 
     @cached_property
-    def _test_set(self) -> list[Worked]:
-        return judged(read_instructions(file_of("task.test", self.test, FILES, self.data_dir)), self.num_test, self.test)
+    def _test_set(self) -> list[WorkedExample]:
+        return questions_to_grade(
+            read_instructions(file_of("task.test", self.test, FILES, self.data_dir)), self.num_test, self.test
+        )
 
     @cached_property
     def _prompts(self) -> list[list[int]]:
-        prompts = self._chat.tokens([self._chat.asked(each.question) for each in self._test_set])
+        prompts = self._chat.tokens([self._chat.question(each.question) for each in self._test_set])
         limit = longest(self._folder, self._chat.tokenizer)
         for text, prompt in zip(self._test_set, prompts, strict=True):
             if len(prompt) + self.max_new_tokens > limit:
-                both = f"{len(prompt)} tokens and task.max_new_tokens = {self.max_new_tokens}"
-                raise BadLine(text.path, text.line, f"{both} are more than the {limit} that the model takes")
+                total = f"{len(prompt)} tokens and task.max_new_tokens = {self.max_new_tokens}"
+                raise LineError(text.path, text.line, f"{total} exceed the model's limit of {limit}: lower task.max_new_tokens")
         check_rows(prompts, self._test_set, limit, self._folder, self._chat.tokenizer)
         return prompts
 
@@ -279,20 +292,24 @@ class MathInstructTask:
     def _test_spans(self) -> Spans:
         return self._spans(self._test_set, "answer")
 
-    def _spans(self, texts: Sequence[Worked], part: str) -> Spans:
-        """Place p predicts token p + 1: an answer from token s to e is predicted at s - 1 to e - 1; a query at all its places."""
-        chat, room = self._chat, self._room
-        pieces = [chat.answered(text.question, text.answer) for text in texts]
-        questions, answers = chat.tokens([asked for asked, _ in pieces]), chat.tokens([said for _, said in pieces])
+    def _spans(self, texts: Sequence[WorkedExample], part: str) -> Spans:
+        """Tokenize texts and mark the predicted positions.
+
+        Position p predicts token p + 1: an answer from token s to e is predicted at s - 1 to e - 1, a query at all positions.
+        """
+        chat, max_tokens = self._chat, self._max_tokens
+        pieces = [chat.question_and_answer(text.question, text.answer) for text in texts]
+        questions = chat.tokens([question for question, _ in pieces])
+        answers = chat.tokens([answer for _, answer in pieces])
         rows, first, end = [], [], []
-        for text, asked, said in zip(texts, questions, answers, strict=True):
-            whole = asked if part == "query" else asked + said
-            whole = whole if self.max_length is None else whole[:room]
-            if part == "answer" and len(whole) <= len(asked):
-                told = f"{len(asked)} tokens of question leave none of the {room} for its answer: shorten or remove it"
-                raise BadLine(text.path, text.line, told)
+        for text, question, answer in zip(texts, questions, answers, strict=True):
+            whole = question if part == "query" else question + answer
+            whole = whole if self.max_length is None else whole[:max_tokens]
+            if part == "answer" and len(whole) <= len(question):
+                problem = f"its question of {len(question)} tokens leaves none of the {max_tokens} for the answer"
+                raise LineError(text.path, text.line, f"{problem}: shorten or remove it")
             rows.append(whole)
-            first.append(0 if part == "query" else len(asked) - 1)
+            first.append(0 if part == "query" else len(question) - 1)
             end.append(len(whole) if part == "query" else len(whole) - 1)
-        check_rows(rows, texts, room, self._folder, chat.tokenizer)
+        check_rows(rows, texts, max_tokens, self._folder, chat.tokenizer)
         return Spans.of(rows, first, end, chat.tokenizer.pad_token_id, self.device)

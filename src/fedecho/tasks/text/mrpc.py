@@ -1,4 +1,4 @@
-"""GLUE's MRPC, are two sentences paraphrases?, or a user's own pairs, on any pretrained text classifier."""
+"""Paraphrase detection (GLUE's MRPC) or your own sentence pairs, on any pretrained text classifier."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,10 +14,10 @@ from torch.nn.functional import cross_entropy
 from fedecho.core.randomness import numpy_rng
 from fedecho.core.ranges import NumClients, Seed, at_least, check_ranges
 from fedecho.core.task import at
-from fedecho.gpu.streams import sent
+from fedecho.gpu.streams import to_device
 from fedecho.tasks.classification import seeded
 from fedecho.tasks.partition import DirichletPartitioner, Partitioner, Parts, as_parts
-from fedecho.tasks.text.batches import Ragged, To
+from fedecho.tasks.text.batches import Ragged, RoundUp
 from fedecho.tasks.text.pretrained import (
     TYPES,
     classifier,
@@ -26,17 +26,17 @@ from fedecho.tasks.text.pretrained import (
     longest,
     model_folder,
     save_pretrained,
-    wants_types,
+    uses_token_types,
 )
-from fedecho.tasks.text.readers import BadLine, Pair, read_pairs
+from fedecho.tasks.text.readers import LineError, SentencePair, read_pairs
 from fedecho.tasks.text.shared import (
     between_sentences,
     check_rows,
+    checked_max_length,
     computing,
-    digests,
+    file_digests,
     file_of,
-    model_place,
-    room_for,
+    resolve_model,
     stand_in,
 )
 
@@ -44,17 +44,17 @@ PAPER_MODEL = "google-bert/bert-base-uncased"
 FILES = {f"mrpc-{part}": ("mrpc", f"{part}.tsv") for part in ("train", "dev", "test")}
 EVAL_CHUNK = 128
 TOKENS_TO = 16
-"""What a batch's tokens are rounded up to where it must have few shapes."""
+"""Multiple to which a batch's tokens are rounded up if batches must have few shapes."""
 
 Inputs = dict[str, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
 class MrpcTask:
-    """Sentence pairs over the clients; judged on the validation set; U is ``unlabeled_size`` test pairs, or "all", without labels.
+    """Sentence-pair classification, evaluated on the validation set. U is ``unlabeled_size`` test pairs (or "all") without labels.
 
-    ``model`` is a folder or a name at the hub. ``train``, ``dev`` and ``unlabeled`` may be files of one's own, .tsv or .jsonl with
-    sentence1, sentence2 and label.
+    ``model`` is a folder or a hub name. ``train``, ``dev`` and ``unlabeled`` may be your own .tsv or .jsonl files with the
+    columns sentence1, sentence2 and label.
     """
 
     model: str = PAPER_MODEL
@@ -76,14 +76,15 @@ class MrpcTask:
         check_ranges(self, "task.")
 
     def on(self, device: str) -> "MrpcTask":
-        """The same task with its tokens on a device."""
+        """Return the same task with its tokens on a device."""
         return replace(self, device=device)
 
     def computing_in(self, dtype: torch.dtype) -> "MrpcTask":
+        """Return the same task with matrix products in ``dtype``."""
         return replace(self, compute=dtype)
 
     def in_few_shapes(self) -> "MrpcTask":
-        """The same task whose training batches are padded further than they must be, so that few shapes occur."""
+        """Return the same task with extra padding in training, so that there are few batch shapes."""
         return replace(self, few_shapes=True)
 
     @property
@@ -97,9 +98,9 @@ class MrpcTask:
         return self._parts.size(client)
 
     def batch(self, client: int, rows: Tensor, generator: torch.Generator) -> tuple[Inputs, Tensor]:
-        mine = torch.from_numpy(self._parts[client])[rows]
-        to = To(TOKENS_TO, most=self._room, spare=1) if self.few_shapes else None
-        return self._train_tokens.padded(mine, to), self._labels[sent(mine, self.device)]
+        examples = torch.from_numpy(self._parts[client])[rows]
+        to = RoundUp(TOKENS_TO, most=self._max_tokens, spare=1) if self.few_shapes else None
+        return self._train_tokens.padded(examples, to), self._labels[to_device(examples, self.device)]
 
     def loss(self, module: nn.Module, batch: tuple[Inputs, Tensor]) -> Tensor:
         inputs, labels = batch
@@ -110,7 +111,7 @@ class MrpcTask:
 
     def evaluate(self, module: nn.Module) -> Mapping[str, float]:
         with torch.no_grad():
-            logits = torch.cat([self._forward(module, inputs) for inputs, _ in self._dev_in_parts()])
+            logits = torch.cat([self._forward(module, inputs) for inputs, _ in self._dev_batches()])
         labels = torch.cat([labels for _, labels in self._dev])
         guesses = logits.argmax(dim=-1)
         return {
@@ -120,41 +121,41 @@ class MrpcTask:
         }
 
     def save(self, module: nn.Module, folder: Path) -> None:
-        """As ``AutoModelForSequenceClassification.from_pretrained`` loads it, with its tokenizer."""
+        """Save model and tokenizer for ``AutoModelForSequenceClassification.from_pretrained``."""
         save_pretrained(module, self._tokenizer, folder)
 
     def read_inputs(self, unlabeled: bool) -> Mapping[str, str]:
-        """As ``HasInputs`` says."""
+        """Read all input files and return their digests (see ``HasInputs``)."""
         files = {"task.train": self.train, "task.dev": self.dev} | ({"task.unlabeled": self.unlabeled} if unlabeled else {})
         _ = (self._train_tokens, self._parts, self._dev, self._unlabeled_tokens if unlabeled else None)
-        return digests(files, FILES, self.data_dir)
+        return file_digests(files, FILES, self.data_dir)
 
     @property
     def provenance(self) -> str:
-        """What U is."""
+        """Describe the unlabeled set U."""
         return f"{self.num_unlabeled} pairs of {self.unlabeled}, labels not read"
 
     @property
     def model_files(self) -> str:
-        """Which weights training began with, as the record says it and a resumed run must find them again."""
+        """Identify the initial weights; a resumed run must find the same ones."""
         return files_of(self._folder)
 
     @property
     def notes(self) -> dict[str, str]:
-        """What stands beside every number."""
+        """Describe the setup, for display beside results."""
         own = {"mrpc-train": self.train, "mrpc-dev": self.dev, "mrpc-test": self.unlabeled}
         stand_ins = [
             stand_in(self.model, PAPER_MODEL),
             *(f"{ours} in place of {name}" for name, ours in own.items() if ours != name),
         ]
-        told = {"model": self.model, "train": self.train, "judged on": self.dev}
-        told["stand_in"] = "; ".join(text for text in stand_ins if text)
-        return {key: text for key, text in told.items() if text}
+        notes = {"model": self.model, "train": self.train, "judged on": self.dev}
+        notes["stand_in"] = "; ".join(text for text in stand_ins if text)
+        return {key: text for key, text in notes.items() if text}
 
-    def _dev_in_parts(self) -> Iterator[tuple[Inputs, Tensor]]:
-        for number, part in enumerate(self._dev):
+    def _dev_batches(self) -> Iterator[tuple[Inputs, Tensor]]:
+        for number, batch in enumerate(self._dev):
             at(number, len(self._dev))
-            yield part
+            yield batch
 
     def _forward(self, module: nn.Module, inputs: Inputs) -> Tensor:
         with computing(self.device, self.compute):
@@ -163,22 +164,22 @@ class MrpcTask:
 
     @cached_property
     def _folder(self) -> Any:
-        return model_folder(model_place(self.model, self.data_dir))
+        return model_folder(resolve_model(self.model, self.data_dir))
 
     @cached_property
     def _tokenizer(self) -> Any:
         return load_tokenizer(self._folder, self.pad_token)
 
     @cached_property
-    def _between(self) -> str:
+    def _separator(self) -> str:
         return between_sentences(self._tokenizer)
 
     @cached_property
-    def _room(self) -> int:
-        return room_for(self.max_length, longest(self._folder, self._tokenizer))
+    def _max_tokens(self) -> int:
+        return checked_max_length(self.max_length, longest(self._folder, self._tokenizer))
 
     @cached_property
-    def _train_pairs(self) -> list[Pair]:
+    def _train_pairs(self) -> list[SentencePair]:
         return read_pairs(file_of("task.train", self.train, FILES, self.data_dir), labelled=True)
 
     @cached_property
@@ -186,7 +187,7 @@ class MrpcTask:
         return num_classes(self._train_pairs)
 
     @cached_property
-    def _unlabeled_pairs(self) -> list[Pair]:
+    def _unlabeled_pairs(self) -> list[SentencePair]:
         pairs = read_pairs(file_of("task.unlabeled", self.unlabeled, FILES, self.data_dir), labelled=False)
         if self.unlabeled_size == "all":
             return pairs
@@ -214,7 +215,7 @@ class MrpcTask:
 
     @cached_property
     def _dev(self) -> list[tuple[Inputs, Tensor]]:
-        """Batches of pairs of like length, padded once."""
+        """Batches of pairs of similar length, padded once."""
         pairs = read_pairs(file_of("task.dev", self.dev, FILES, self.data_dir), labelled=True)
         for pair in pairs:
             if (pair.label or 0) >= self._num_labels:
@@ -223,15 +224,15 @@ class MrpcTask:
         order = tokens.ids.lengths.argsort(stable=True)
         return [(tokens.padded(rows), labels[rows].to(self.device)) for rows in order.split(EVAL_CHUNK)]
 
-    def _tokens(self, pairs: Sequence[Pair]) -> "Tokens":
-        room = self._room
-        cut = {} if self.max_length is None else {"truncation": True, "max_length": room}
-        seconds = [f"{self._between}{pair.second}" for pair in pairs]
-        found = self._tokenizer([pair.first for pair in pairs], seconds, verbose=False, **cut)
-        check_rows(found["input_ids"], pairs, room, self._folder, self._tokenizer)
-        types = found.get(TYPES) if wants_types(self._folder, self._tokenizer) else None
+    def _tokens(self, pairs: Sequence[SentencePair]) -> "Tokens":
+        max_tokens = self._max_tokens
+        truncation = {} if self.max_length is None else {"truncation": True, "max_length": max_tokens}
+        seconds = [f"{self._separator}{pair.second}" for pair in pairs]
+        encoded = self._tokenizer([pair.first for pair in pairs], seconds, verbose=False, **truncation)
+        check_rows(encoded["input_ids"], pairs, max_tokens, self._folder, self._tokenizer)
+        types = encoded.get(TYPES) if uses_token_types(self._folder, self._tokenizer) else None
         return Tokens(
-            Ragged.of(found["input_ids"], self.device),
+            Ragged.of(encoded["input_ids"], self.device),
             None if types is None else Ragged.of(types, self.device),
             self._tokenizer.pad_token_id,
         )
@@ -239,35 +240,35 @@ class MrpcTask:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Tokenised pairs on the device; some models also want to know which sentence a token is of."""
+    """Tokenized pairs on the device, with the sentence number of each token for models that use it."""
 
     ids: Ragged
     types: Ragged | None
     fill: int
 
-    def padded(self, rows: Tensor, to: To | None = None) -> Inputs:
+    def padded(self, rows: Tensor, to: RoundUp | None = None) -> Inputs:
         ids, mask = self.ids.padded(rows, self.fill, to=to)
         inputs = {"input_ids": ids, "attention_mask": mask}
         return inputs if self.types is None else inputs | {TYPES: self.types.padded(rows, 0, to=to)[0]}
 
 
-def num_classes(pairs: Sequence[Pair]) -> int:
-    """Two, or as many as there are labels 0 to n - 1; a label above a gap would have a head with classes that nothing is of."""
+def num_classes(pairs: Sequence[SentencePair]) -> int:
+    """Return the number of classes, at least two; raise if the labels 0 to n - 1 have a gap."""
     labels = {pair.label or 0 for pair in pairs}
     complete = next(number for number in range(len(labels) + 1) if number not in labels)
-    known = max(2, complete)
+    count = max(2, complete)
     for pair in pairs:
-        if (pair.label or 0) >= known:
-            raise BadLine(
+        if (pair.label or 0) >= count:
+            raise LineError(
                 pair.path,
                 pair.line,
-                f"label {pair.label}, but no pair has label {complete}: number the classes 0, 1, ... in full",
+                f"label {pair.label}, but no pair has label {complete}: number the classes 0, 1, ... without gaps",
             )
-    return known
+    return count
 
 
 def f1_score(guesses: Tensor, labels: Tensor, num_labels: int) -> float:
-    """Of class 1 where there are two classes, as GLUE reports it; else the plain mean over classes. 0 where nothing is right."""
+    """Return the F1 score of class 1 if there are two classes (as in GLUE), else the unweighted mean over classes."""
 
     def of(label: int) -> float:
         right = int(((guesses == label) & (labels == label)).sum())

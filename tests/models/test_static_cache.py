@@ -9,7 +9,7 @@ import torch
 
 transformers = pytest.importorskip("transformers")
 
-from fedecho.tasks.text.gsm8k import cache_with_room  # noqa: E402
+from fedecho.tasks.text.gsm8k import static_cache  # noqa: E402
 
 SIZES = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
 SIZES |= {"intermediate_size": 32, "head_dim": 4, "max_position_embeddings": 64}
@@ -36,7 +36,7 @@ def generated(model: Any, **cache: Any) -> Any:
 @pytest.mark.parametrize("kind", ["Llama", "Qwen2", "Qwen3"])
 def test_the_same_answers_from_memory_that_is_taken_once(kind: str) -> None:
     model = model_of(kind)
-    cache = cache_with_room(model, PROMPTS.shape[1] + NEW)
+    cache = static_cache(model, PROMPTS.shape[1] + NEW)
     plain, ours = generated(model), generated(model, past_key_values=cache)
     assert torch.equal(plain.sequences, ours.sequences)
     for logits, expected in zip(ours.logits, plain.logits, strict=True):
@@ -50,7 +50,7 @@ def test_the_same_answers_from_memory_that_is_taken_once(kind: str) -> None:
 def test_the_memory_is_free_when_the_answers_are_there() -> None:
     """Not only when Python looks for circles: the next batch would take as much again."""
     model = model_of("Llama")
-    cache = cache_with_room(model, PROMPTS.shape[1] + NEW)
+    cache = static_cache(model, PROMPTS.shape[1] + NEW)
     gc.disable()
     try:
         generated(model, past_key_values=cache)
@@ -66,11 +66,11 @@ def test_keys_and_values_may_be_of_two_precisions() -> None:
     """As they are where weights are float32 and products in bf16."""
     model = model_of("Llama")
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        ours = generated(model, past_key_values=cache_with_room(model, PROMPTS.shape[1] + NEW))
+        ours = generated(model, past_key_values=static_cache(model, PROMPTS.shape[1] + NEW))
         assert torch.equal(ours.sequences, generated(model).sequences)
 
 
 def test_another_kind_of_cache_is_the_models_own() -> None:
-    assert cache_with_room(model_of("Mistral", sliding_window=4), 16) is None
+    assert static_cache(model_of("Mistral", sliding_window=4), 16) is None
     mamba = transformers.MambaForCausalLM(transformers.MambaConfig(vocab_size=40, hidden_size=16, num_hidden_layers=2))
-    assert cache_with_room(mamba, 16) is None
+    assert static_cache(mamba, 16) is None
