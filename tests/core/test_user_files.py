@@ -165,7 +165,7 @@ def test_an_array_whose_heading_lies_is_refused(tmp_path: Path, shape: tuple[int
     with path.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
         file.write(bytes(8 * 8 * 3))
-    with pytest.raises(ValueError, match=r"lie\.npy.*its heading says uint8 .*, but 192 bytes follow"):
+    with pytest.raises(ValueError, match=r"lie\.npy.*its header gives uint8 .*, but 192 bytes follow"):
         read_unlabeled(str(path), None, 1, seed=0)
 
 

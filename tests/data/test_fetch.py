@@ -14,9 +14,9 @@ from official_files import generated, write_cifar10
 
 from fedecho.tasks.vision import fetch as fetching
 from fedecho.tasks.vision.cifar_files import read_cifar10
-from fedecho.tasks.vision.fetch import SOURCES, FetchError, Patience, fetch
+from fedecho.tasks.vision.fetch import SOURCES, FetchError, RetryPolicy, fetch
 
-FAST = Patience(attempts=3, pause_s=0.001, timeout_s=5)
+FAST = RetryPolicy(attempts=3, pause_s=0.001, timeout_s=5)
 ARCHIVE, FOLDER = "cifar-10-python.tar.gz", "cifar-10-batches-py"
 PART = f"{ARCHIVE}.part"
 
@@ -114,7 +114,7 @@ def names(folder: Path) -> set[str]:
 
 def test_a_set_is_fetched_unpacked_and_readable(origin: Origin, tmp_path: Path) -> None:
     seen: list[tuple[int, int | None]] = []
-    folder = fetch("cifar10", tmp_path / "new" / "data", lambda done, total: seen.append((done, total)), patience=FAST)
+    folder = fetch("cifar10", tmp_path / "new" / "data", lambda done, total: seen.append((done, total)), retry=FAST)
     np.testing.assert_array_equal(read_cifar10(folder)[0].pixels, generated(100, 10)[0])
     assert names(folder.parent) == {FOLDER}
     assert seen[-1] == (len(origin.content), len(origin.content))
@@ -125,7 +125,7 @@ def test_what_is_there_is_left_alone(origin: Origin, tmp_path: Path) -> None:
     write_cifar10(tmp_path, generated(10, 10), generated(10, 10))
     said: list[str] = []
     assert fetch("cifar10", tmp_path, say=said.append) == tmp_path / FOLDER
-    assert said == [f"{tmp_path / FOLDER} is already there, and complete"]
+    assert said == [f"{tmp_path / FOLDER} already exists and is complete"]
     assert origin.asked == []
     (tmp_path / FOLDER / "data_batch_2").unlink()
     with pytest.raises(FetchError, match="lacks data_batch_2: remove it, then fetch again"):
@@ -137,42 +137,42 @@ def test_a_download_goes_on_where_it_broke_off(origin: Origin, tmp_path: Path) -
     cut = len(origin.content) // 6 + 1
     origin.answers = [Answer(cut=cut)]
     said: list[str] = []
-    fetch("cifar10", tmp_path, say=said.append, patience=FAST)
+    fetch("cifar10", tmp_path, say=said.append, retry=FAST)
     assert origin.asked == [None, *(f"bytes={cut * k}-" for k in range(1, 6))]
-    assert said[0] == f"{ARCHIVE}: it broke off after {cut} of {len(origin.content)} bytes; trying again"
+    assert said[0] == f"{ARCHIVE}: the connection closed after {cut} of {len(origin.content)} bytes; trying again"
     assert names(tmp_path) == {FOLDER}
 
 
 def test_a_later_fetch_resumes_the_part_of_an_earlier_one(origin: Origin, tmp_path: Path) -> None:
     origin.answers = [Answer(cut=1000), Answer(status=503)]
-    with pytest.raises(FetchError, match=r"answers 503 .*fetch again to go on from byte 1000, or put") as caught:
-        fetch("cifar10", tmp_path, patience=FAST)
+    with pytest.raises(FetchError, match=r"returned 503 .*fetch again to resume from byte 1000, or put") as caught:
+        fetch("cifar10", tmp_path, retry=FAST)
     assert "\n" not in str(caught.value)
     assert names(tmp_path) == {PART}
     assert (tmp_path / PART).read_bytes() == origin.content[:1000]
     origin.answers, origin.asked = [Answer()], []
-    fetch("cifar10", tmp_path, patience=FAST)
+    fetch("cifar10", tmp_path, retry=FAST)
     assert origin.asked == ["bytes=1000-"]
     assert names(tmp_path) == {FOLDER}
 
 
 def test_a_server_that_ignores_ranges_sends_it_all_again(origin: Origin, tmp_path: Path) -> None:
     origin.answers = [Answer(cut=1000), Answer(ranges=False)]
-    fetch("cifar10", tmp_path, patience=FAST)
+    fetch("cifar10", tmp_path, retry=FAST)
     assert names(tmp_path) == {FOLDER}
 
 
 def test_a_server_that_cuts_and_ignores_ranges_is_given_up(origin: Origin, tmp_path: Path) -> None:
     origin.answers = [Answer(cut=1000, ranges=False)]
-    with pytest.raises(FetchError, match="broke off after 1000 of"):
-        fetch("cifar10", tmp_path, patience=FAST)
+    with pytest.raises(FetchError, match="closed after 1000 of"):
+        fetch("cifar10", tmp_path, retry=FAST)
     assert len(origin.asked) == 3
     assert names(tmp_path) == {PART}
 
 
 def test_a_part_that_is_the_whole_file_needs_no_more(origin: Origin, tmp_path: Path) -> None:
     (tmp_path / PART).write_bytes(origin.content)
-    fetch("cifar10", tmp_path, patience=FAST)
+    fetch("cifar10", tmp_path, retry=FAST)
     assert origin.asked == [f"bytes={len(origin.content)}-"]
     assert names(tmp_path) == {FOLDER}
 
@@ -181,53 +181,53 @@ def test_a_part_that_is_the_whole_file_needs_no_more(origin: Origin, tmp_path: P
 def test_a_part_of_another_file_is_thrown_away(origin: Origin, tmp_path: Path, extra: int) -> None:
     """Shorter: the sum is wrong. As long or longer: the server has nothing beyond it (416)."""
     (tmp_path / PART).write_bytes(b"x" * (len(origin.content) + extra))
-    fetch("cifar10", tmp_path, patience=FAST)
+    fetch("cifar10", tmp_path, retry=FAST)
     assert origin.asked[1:] == [None]
     assert names(tmp_path) == {FOLDER}
 
 
 def test_another_part_than_asked_for_is_not_appended(origin: Origin, tmp_path: Path) -> None:
     origin.answers = [Answer(cut=1000), Answer(shift=7), Answer()]
-    fetch("cifar10", tmp_path, patience=FAST)
+    fetch("cifar10", tmp_path, retry=FAST)
     assert origin.asked == [None, "bytes=1000-", None]
 
 
 def test_a_length_claimed_too_large_is_a_broken_download(origin: Origin, tmp_path: Path) -> None:
     """The next request learns that there is no more, and the md5 that it is all."""
     origin.answers = [Answer(claim=500)]
-    fetch("cifar10", tmp_path, patience=FAST)
+    fetch("cifar10", tmp_path, retry=FAST)
     assert origin.asked == [None, f"bytes={len(origin.content)}-"]
 
 
 def test_a_length_claimed_too_small_is_caught_by_the_md5(origin: Origin, tmp_path: Path) -> None:
     origin.answers = [Answer(claim=-500)]
     with pytest.raises(FetchError, match="not the published"):
-        fetch("cifar10", tmp_path, patience=FAST)
+        fetch("cifar10", tmp_path, retry=FAST)
     assert names(tmp_path) == set()
 
 
 def test_no_length_at_all_is_left_to_the_md5(origin: Origin, tmp_path: Path) -> None:
     origin.answers = [Answer(length=False)]
     seen: list[int | None] = []
-    fetch("cifar10", tmp_path, lambda done, total: seen.append(total), patience=FAST)
+    fetch("cifar10", tmp_path, lambda done, total: seen.append(total), retry=FAST)
     assert set(seen) == {None}
 
 
 def test_a_wrong_file_is_never_unpacked(origin: Origin, tmp_path: Path, published: bytes) -> None:
     origin.answers = [Answer(body=published + b"\x00")]
-    with pytest.raises(FetchError, match=r"sent a file with md5 \w+, not the published \w+; it was removed"):
-        fetch("cifar10", tmp_path, patience=FAST)
+    with pytest.raises(FetchError, match=r"sent a file with MD5 \w+, not the published \w+; it was removed"):
+        fetch("cifar10", tmp_path, retry=FAST)
     assert len(origin.asked) == 1
     assert names(tmp_path) == set()
 
 
 def test_errors_of_the_server_are_tried_again_and_refusals_are_not(origin: Origin, tmp_path: Path) -> None:
     origin.answers = [Answer(status=500), Answer(status=429), Answer()]
-    fetch("cifar10", tmp_path / "a", patience=FAST)
+    fetch("cifar10", tmp_path / "a", retry=FAST)
     assert len(origin.asked) == 3
     origin.answers, origin.asked = [Answer(status=404)], []
-    with pytest.raises(FetchError, match=r"the server answers 404 Not Found; put cifar-10-python.tar.gz into"):
-        fetch("cifar10", tmp_path / "b", patience=FAST)
+    with pytest.raises(FetchError, match=r"the server returned 404 Not Found; put cifar-10-python.tar.gz into"):
+        fetch("cifar10", tmp_path / "b", retry=FAST)
     assert len(origin.asked) == 1
 
 
@@ -236,7 +236,7 @@ def test_no_server_at_all_is_one_line(origin: Origin, tmp_path: Path, monkeypatc
         origin.address = f"http://127.0.0.1:{closed.server_port}/{ARCHIVE}"
     publish(origin, monkeypatch)
     with pytest.raises(FetchError, match=r"cannot fetch http.*refused") as caught:
-        fetch("cifar10", tmp_path, patience=FAST)
+        fetch("cifar10", tmp_path, retry=FAST)
     assert "\n" not in str(caught.value)
 
 
@@ -246,7 +246,7 @@ def test_a_server_that_hangs_times_out(origin: Origin, tmp_path: Path, monkeypat
         origin.address = f"http://127.0.0.1:{silent.server_port}/{ARCHIVE}"
         publish(origin, monkeypatch)
         with pytest.raises(FetchError, match="timed out"):
-            fetch("cifar10", tmp_path, patience=replace(FAST, timeout_s=0.05))
+            fetch("cifar10", tmp_path, retry=replace(FAST, timeout_s=0.05))
 
 
 def member(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfile.TarInfo:
@@ -283,8 +283,8 @@ def test_an_archive_with_a_trap_leaves_nothing(
     origin.content = tarred(fill)
     publish(origin, monkeypatch)
     inner = tmp_path / "data"
-    with pytest.raises(FetchError, match=r"cannot unpack .*(leads out of the folder|neither a file nor a folder)"):
-        fetch("cifar10", inner, patience=FAST)
+    with pytest.raises(FetchError, match=r"cannot unpack .*(points outside the folder|neither a file nor a folder)"):
+        fetch("cifar10", inner, retry=FAST)
     assert names(inner) == {ARCHIVE}
     assert names(tmp_path) == {"data"}
     assert not Path("/fedecho-escape").exists()
@@ -297,8 +297,8 @@ def test_an_archive_may_not_unpack_without_bounds(
     origin.content = tarred(lambda tar: [tar.addfile(big(f"{FOLDER}/{k}"), io.BytesIO(bytes(30_000))) for k in range(6)])
     publish(origin, monkeypatch)
     monkeypatch.setattr(fetching, limit, value)
-    with pytest.raises(FetchError, match="it holds more than"):
-        fetch("cifar10", tmp_path, patience=FAST)
+    with pytest.raises(FetchError, match="it contains more than"):
+        fetch("cifar10", tmp_path, retry=FAST)
     assert names(tmp_path) == {ARCHIVE}
 
 
@@ -313,7 +313,7 @@ def test_a_download_may_not_grow_without_bounds(origin: Origin, tmp_path: Path, 
     for answer in (Answer(), Answer(length=False)):
         origin.answers = [answer]
         with pytest.raises(FetchError, match="sends more than 1000 bytes"):
-            fetch("cifar10", tmp_path, patience=FAST)
+            fetch("cifar10", tmp_path, retry=FAST)
         assert names(tmp_path) == set()
 
 
@@ -325,7 +325,7 @@ def test_an_archive_that_cannot_be_unpacked_leaves_no_folder(
     origin.content = {"no archive": b"<html>", "cut": published[:-1000], "incomplete": few}[damage]
     publish(origin, monkeypatch)
     with pytest.raises(FetchError, match=r"cannot unpack|lacks data_batch_2") as caught:
-        fetch("cifar10", tmp_path, patience=FAST)
+        fetch("cifar10", tmp_path, retry=FAST)
     assert "\n" not in str(caught.value)
     assert names(tmp_path) == {ARCHIVE}
 
@@ -344,10 +344,10 @@ def test_an_interruption_while_unpacking_leaves_no_folder(
     with monkeypatch.context() as patched:
         patched.setattr(tarfile.TarFile, "extract", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            fetch("cifar10", tmp_path, patience=FAST)
+            fetch("cifar10", tmp_path, retry=FAST)
     assert names(tmp_path) == {ARCHIVE}
     origin.asked = []
-    fetch("cifar10", tmp_path, patience=FAST)
+    fetch("cifar10", tmp_path, retry=FAST)
     assert origin.asked == []
 
 
@@ -368,7 +368,7 @@ def test_an_archive_put_there_by_hand_must_be_the_published_one(origin: Origin, 
 def test_a_folder_that_cannot_be_made_is_one_line(origin: Origin, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(FetchError, match=r"cannot write .*file"):
-        fetch("cifar10", tmp_path / "file" / "data", patience=FAST)
+        fetch("cifar10", tmp_path / "file" / "data", retry=FAST)
 
 
 def test_only_known_sets_can_be_fetched(tmp_path: Path) -> None:

@@ -60,13 +60,13 @@ def test_a_few_images_of_a_large_file_do_not_load_it(tmp_path: Path) -> None:
 
 def test_faults_name_the_file(folder: Path) -> None:
     (folder / "train_y.bin").write_bytes(b"\x01" * 29)
-    with pytest.raises(ValueError, match=r"train_y.bin: must hold the labels of 30 images, got 29"):
+    with pytest.raises(ValueError, match=r"train_y.bin: must contain the labels of 30 images, got 29"):
         read_stl10(folder, "train")
     (folder / "train_y.bin").write_bytes(b"\x01" * 29 + b"\x0b")
     with pytest.raises(ValueError, match=r"train_y.bin, image 29: its label must be 1 to 10, got 11"):
         read_stl10(folder, "train")
     (folder / "test_X.bin").write_bytes(b"\x00" * 27_647)
-    with pytest.raises(ValueError, match=r"test_X.bin: must hold images of 27648 bytes each, got 27647"):
+    with pytest.raises(ValueError, match=r"test_X.bin: must contain images of 27648 bytes each, got 27647"):
         read_stl10(folder, "test")
     (folder / "unlabeled_X.bin").unlink()
     with pytest.raises(MissingDataError, match=r"unlabeled_X.bin is missing.*`fedecho data fetch stl10`"):

@@ -154,7 +154,7 @@ def test_other_settings_in_the_same_place_are_refused(
         with pytest.raises(KeyboardInterrupt):
             synthesize(model, out, **SMALL, progress=stop_at(3))
     place = "set.npy" if finished else "set.npy.parts"
-    with pytest.raises(ValueError, match=rf"/{place} was made with another {named}: remove it or give another place$"):
+    with pytest.raises(ValueError, match=rf"/{place} was made with a different {named}: remove it or choose another path$"):
         synthesize(model, out, **SMALL | change)
 
 
@@ -163,14 +163,14 @@ def test_a_model_is_known_by_its_files_and_not_by_its_name(model: str, tmp_path:
     before = out.stat().st_mtime_ns
     copy = shutil.copytree(model, tmp_path / "copy")
     assert synthesize(str(copy), out, **SMALL).stat().st_mtime_ns == before, "it is there already"
-    with pytest.raises(ValueError, match="was made with another model_sha256"):
+    with pytest.raises(ValueError, match="was made with a different model_sha256"):
         synthesize(save_model(tmp_path / "other", seed=1), out, **SMALL)
 
 
 def test_a_file_of_unknown_origin_is_left_alone(model: str, tmp_path: Path) -> None:
     out = tmp_path / "set.npy"
     out.write_bytes(b"mine")
-    with pytest.raises(ValueError, match="exists, and nothing says what it came from"):
+    with pytest.raises(ValueError, match="exists and its origin is unknown"):
         synthesize(model, out, **SMALL)
     assert out.read_bytes() == b"mine"
 
@@ -181,7 +181,7 @@ def test_larger_images_are_resized_as_pillow_does_it(model: str, tmp_path: Path)
     small = np.load(synthesize(model, tmp_path / "small.npy", **SMALL | {"size": 4}))
     expected = [np.asarray(image.fromarray(each).resize((4, 4), image.Resampling.BILINEAR)) for each in large]
     assert np.abs(small.astype(int) - np.stack(expected)).max() <= 1
-    with pytest.raises(ValueError, match="the model draws 8 x 8 x 3: cannot make 9 x 9 x 3 of that"):
+    with pytest.raises(ValueError, match="the model draws 8 x 8 x 3 images, which cannot be converted to 9 x 9 x 3"):
         synthesize(model, tmp_path / "larger.npy", **SMALL | {"size": 9})
 
 
@@ -229,7 +229,9 @@ def test_a_name_at_the_hub_is_taken_from_its_cache_with_its_commit(model: str, o
 
 
 def test_a_name_that_the_hub_does_not_give_is_one_line(offline: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^there is no model folder google/ddpm-cifar10-32, and the hub did not .*model$"):
+    with pytest.raises(
+        ValueError, match=r"^there is no model folder google/ddpm-cifar10-32, and downloading it from the hub failed.*model$"
+    ):
         synthesize("google/ddpm-cifar10-32", tmp_path / "set.npy")
     assert not (tmp_path / "set.npy.parts").exists()
 
@@ -239,14 +241,16 @@ def test_a_folder_that_is_missing_is_not_asked_of_the_hub(name: str, tmp_path: P
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setattr(module, "_fetch", lambda *asked: pytest.fail(f"asked for {asked}"))
-    with pytest.raises(ValueError, match=f"^there is no model folder {name}: give one, or a name at the hub such as google/"):
+    with pytest.raises(
+        ValueError, match=f"^there is no model folder {name}: give an existing folder or a hub name such as google/"
+    ):
         synthesize(name, tmp_path / "set.npy")
 
 
 @pytest.mark.parametrize(
     ("index", "message"),
     [
-        (None, "holds no model_index.json: give a folder that a diffusers pipeline was saved into"),
+        (None, "contains no model_index.json: give a folder that a diffusers pipeline was saved to"),
         (
             {"_class_name": "StableDiffusionPipeline"},
             r"is a StableDiffusionPipeline, .* \(text-to-image needs a prompt\): give",

@@ -32,9 +32,9 @@ def test_a_users_own_tsv_and_jsonl_are_the_same_pairs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("a.tsv", "label\tsentence1\tsentence2\n1\tx\ty\n0\tonly one\n", r"a\.tsv, line 3: has 2 columns .* heading has 3"),
+        ("a.tsv", "label\tsentence1\tsentence2\n1\tx\ty\n0\tonly one\n", r"a\.tsv, line 3: has 2 columns .* header has 3"),
         ("a.tsv", "label\tsentence1\tsentence2\nyes\tx\ty\n", r"a\.tsv, line 2: the label must be a class.*'yes'"),
-        ("a.tsv", "label\tsentence1\tsentence2\n1\tx\t \n", r"a\.tsv, line 2: 'sentence2' must be a text"),
+        ("a.tsv", "label\tsentence1\tsentence2\n1\tx\t \n", r"a\.tsv, line 2: 'sentence2' must be a non-empty string"),
         ("a.tsv", "label\tfirst\tsecond\n1\tx\ty\n", r"a\.tsv, line 1: the header has no sentence1"),
         ("a.tsv", "label\tsentence1\tsentence2\n", r"a\.tsv contains no pairs"),
         ("a.jsonl", '{"sentence1": "x", "sentence2": "y", "label": 1}\n{"sentence1": \n', r"a\.jsonl, line 2: invalid JSON"),
@@ -106,10 +106,14 @@ def test_gsm8k_and_mathinstruct(tmp_path: Path) -> None:
         ("a.json", '[{"instruction": "q", "output": "a"},\n', r"a\.json, line 2: invalid JSON"),
         ("a.json", "{}", r"a\.json must be a JSON list of objects, got a dict"),
         ("a.json", "[]", r"a\.json contains no questions"),
-        ("a.jsonl", '{"question": "q", "answer": ""}\n', r"a\.jsonl, line 1: 'answer' must be a text"),
+        ("a.jsonl", '{"question": "q", "answer": ""}\n', r"a\.jsonl, line 1: 'answer' must be a non-empty string"),
         ("a.csv", "x", r"must be a \.json or a \.jsonl file"),
-        ("a.jsonl", '{"question": "q", "answer": "<<1+1=2>>"}\n', r"line 1: 'answer without <<\.\.\.>>' must be a text"),
-        ("a.jsonl", '{"instruction": "q", "input": 3, "output": "a"}\n', r"line 1: 'input' must be a text"),
+        (
+            "a.jsonl",
+            '{"question": "q", "answer": "<<1+1=2>>"}\n',
+            r"line 1: 'answer without <<\.\.\.>>' must be a non-empty string",
+        ),
+        ("a.jsonl", '{"instruction": "q", "input": 3, "output": "a"}\n', r"line 1: 'input' must be a non-empty string"),
     ],
 )
 def test_a_broken_question_is_named(tmp_path: Path, name: str, text: str, said: str) -> None:

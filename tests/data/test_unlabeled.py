@@ -139,7 +139,7 @@ def test_pickles_archives_and_cut_files_are_no_arrays(tmp_path: Path, array: Pat
     (tmp_path / "cut.npy").write_bytes(array.read_bytes()[:-1])
     (tmp_path / "empty.npy").write_bytes(b"")
     for name in ("pickle", "archive", "cut", "empty"):
-        with pytest.raises(ValueError, match=f"{name}.npy: no array"):
+        with pytest.raises(ValueError, match=f"{name}.npy: not an array"):
             read_unlabeled(str(tmp_path / f"{name}.npy"), None, 1, seed=0)
 
 
@@ -223,7 +223,7 @@ def test_an_array_of_giant_images_is_refused_before_it_is_read(tmp_path: Path) -
     with path.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": (1, 8000, 8000, 3)})
         file.truncate(file.tell() + 8000 * 8000 * 3)
-    with pytest.raises(ValueError, match=r"giant.npy: its images are of \[8000, 8000, 3\], and the limit is 50 megapixels"):
+    with pytest.raises(ValueError, match=r"giant.npy: its images have shape \[8000, 8000, 3\], and the limit is 50 megapixels"):
         read_unlabeled(str(path), None, 1, seed=0)
 
 

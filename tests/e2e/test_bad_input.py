@@ -194,7 +194,7 @@ def test_an_array_whose_heading_lies_is_refused(shape: tuple[int, ...], tmp_path
     with (tmp_path / "u.npy").open("wb") as file:
         np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
         file.write(bytes(3072))
-    with pytest.raises(ValueError, match=r"u\.npy: .*its heading says uint8") as caught:
+    with pytest.raises(ValueError, match=r"u\.npy: .*its header gives uint8") as caught:
         read_unlabeled(str(tmp_path / "u.npy"), None, 1, 0)
     assert "\n" not in str(caught.value)
 

@@ -96,7 +96,11 @@ def test_weights_of_other_sizes_than_the_configuration(data: Path) -> None:
 
 
 def test_a_model_that_is_a_file_or_nothing(data: Path) -> None:
-    one_clear_line([*MRPC, "--set", f"task.model={data / 'MRPC' / 'dev.tsv'}"], "dev.tsv is a file", "give the folder")
+    one_clear_line(
+        [*MRPC, "--set", f"task.model={data / 'MRPC' / 'dev.tsv'}"],
+        "dev.tsv is a file",
+        "the folder that the model was saved to",
+    )
     one_clear_line([*MRPC, "--set", "task.model="], "task.model is empty", "the folder of a saved model")
 
 
@@ -150,7 +154,7 @@ def test_adapters_that_were_asked_for_wrongly(data: Path) -> None:
     one_clear_line(
         [*MATH, "--set", "task.lora_rank=2", "--set", "task.lora_targets=q_proj,vproj"], "no layer 'vproj'", "v_proj"
     )
-    one_clear_line([*MATH, "--set", "task.lora_alpha=32"], "set task.lora_rank too")
+    one_clear_line([*MATH, "--set", "task.lora_alpha=32"], "need task.lora_rank")
 
 
 def test_a_file_that_is_not_there_is_named_with_its_setting(data: Path, tmp_path: Path) -> None:
@@ -203,7 +207,7 @@ def test_a_head_of_other_classes(data: Path) -> None:
     transformers = pretrained.library("transformers")
     model = transformers.BertForSequenceClassification.from_pretrained(data / "tiny-bert", num_labels=2)
     model.save_pretrained(data / "tiny-bert")
-    one_clear_line([*MRPC, *own], "tiny-bert", "a classifier of 2 classes", "training data has 3")
+    one_clear_line([*MRPC, *own], "tiny-bert", "a classifier for 2 classes", "training data has 3")
 
 
 def test_a_bank_of_tokens_where_there_are_none(data: Path) -> None:

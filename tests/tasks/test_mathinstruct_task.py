@@ -318,10 +318,10 @@ def test_what_stands_beside_the_numbers(task: MathInstructTask) -> None:
         ({"num_clients": 0}, "num_clients must be at least 1, got 0"),
         ({"lora_rank": 0}, "lora_rank must be at least 1, got 0"),
         ({"num_test": 0}, "num_test must be at least 1, got 0"),
-        ({"lora_alpha": 32.0}, "set task.lora_rank too"),
-        ({"lora_targets": "q_proj"}, "set task.lora_rank too"),
+        ({"lora_alpha": 32.0}, "need task.lora_rank"),
+        ({"lora_targets": "q_proj"}, "need task.lora_rank"),
         ({"lora_rank": 4, "lora_alpha": 0.0}, "lora_alpha must be above 0, got 0.0"),
-        ({"prompt": "think"}, "prompt must hold {question}, got 'think'"),
+        ({"prompt": "think"}, "prompt must contain {question}, got 'think'"),
         ({"unlabeled_part": "all"}, "unlabeled_part must be 'query' or 'answer', got 'all'"),
     ],
 )

@@ -66,12 +66,12 @@ def test_who_has_what_and_what_u_is_move_with_the_seed(task: MrpcTask) -> None:
 
 def test_sentences_do_not_run_together_where_a_tokenizer_puts_nothing_between_them(task: MrpcTask, tmp_path: Path) -> None:
     plain = replace(task, model=str(save_language_model(tmp_path / "plain")))
-    assert plain._between == "\n"
+    assert plain._separator == "\n"
     pair = plain._train_pairs[0]
     ids = plain._tokens([pair]).ids.flat.tolist()
     read = "".join(plain._tokenizer.convert_ids_to_tokens(ids)).replace("Ġ", " ").replace("Ċ", "\n")
     assert read == f"{pair.first}\n{pair.second}"
-    assert task._between == "", "BERT's kind has a token of its own there"
+    assert task._separator == "", "BERT's kind has a token of its own there"
     silent = tokenizer()
     silent.backend_tokenizer.normalizer = normalizers.Replace("\n", "")
     assert between_sentences(silent) == "</s>"

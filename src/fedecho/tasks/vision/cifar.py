@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 on ResNet-18, the paper's vision task."""
+"""CIFAR-10 and CIFAR-100 with ResNet-18, the paper's vision task."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -29,9 +29,9 @@ NUM_CROPS = (2 * PAD + 1) ** 2
 
 @dataclass(frozen=True, kw_only=True)
 class CifarTask:
-    """50,000 images over the clients, cropped and flipped; U is ``num_unlabeled`` images of ``unlabeled``, never augmented.
+    """Image classification on 50,000 images, randomly cropped and flipped. U is ``num_unlabeled`` unaugmented images.
 
-    ``unlabeled`` is cifar10, cifar100, stl10, synthetic, or a path to a folder of images or a .npy array.
+    ``unlabeled`` is their source: cifar10, cifar100, stl10, synthetic, or the path of a folder of images or a .npy array.
     """
 
     dataset: Literal["cifar10", "cifar100"] = "cifar10"
@@ -49,7 +49,7 @@ class CifarTask:
         check_ranges(self, "task.")
 
     def on(self, device: str) -> "CifarTask":
-        """The same task with its images on a device."""
+        """Return the same task with its images on a device."""
         return replace(self, device=device)
 
     @property
@@ -63,7 +63,7 @@ class CifarTask:
         return self._parts.size(client)
 
     def label_counts(self, client: int) -> dict[int, int]:
-        """How many examples of each class a client holds; for the record alone."""
+        """Return the number of a client's examples of each class, for the record."""
         return counts_of(torch.as_tensor(self._sets[0].labels), self.rows_of(client))
 
     def batch(self, client: int, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -75,11 +75,11 @@ class CifarTask:
         return self.row_losses(module(images), labels).mean()
 
     def rows_of(self, client: int) -> Tensor:
-        """The client's rows among all training images."""
+        """Return the client's rows among all training images."""
         return torch.from_numpy(self._parts[client])
 
     def draw(self, num: int, generator: torch.Generator) -> Tensor:
-        """A crop and a flip for each image as one number; the middle crop, unflipped, without augmentation."""
+        """Draw a crop and a flip for each image, as one number; without augmentation, the centre crop."""
         if not self.augment:
             return torch.full((num,), NUM_CROPS // 2)
         return torch.randint(2 * NUM_CROPS, (num,), generator=generator)
@@ -89,7 +89,7 @@ class CifarTask:
 
     @staticmethod
     def pick(resident: tuple[Tensor, ...], rows: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
-        """Training images, cropped and flipped on their device, and their labels."""
+        """Return training images, cropped and flipped on their device, and their labels."""
         padded, labels, mean, std = resident
         side = torch.arange(SIDE, device=rows.device)
         flip, crop = draws // NUM_CROPS, draws % NUM_CROPS
@@ -114,16 +114,16 @@ class CifarTask:
         return top1(module, images, labels, EVAL_CHUNK)
 
     def read_inputs(self, unlabeled: bool) -> Mapping[str, str]:
-        """As ``HasInputs`` says; of U also the files it came from."""
+        """Read all inputs and return their digests (see ``HasInputs``), with the provenance of U."""
         train, test = self._sets
-        found: dict[str, str] = {self.dataset: arrays_sha256([train.pixels, train.labels, test.pixels, test.labels])}
+        digests: dict[str, str] = {self.dataset: arrays_sha256([train.pixels, train.labels, test.pixels, test.labels])}
         if unlabeled and self.num_unlabeled:
-            found["U"] = f"{arrays_sha256([self._unlabeled_images.pixels])} of {self.provenance}"
-        return found
+            digests["U"] = f"{arrays_sha256([self._unlabeled_images.pixels])} of {self.provenance}"
+        return digests
 
     @property
     def provenance(self) -> str:
-        """Which file U came from: a stand-in must be named beside every number."""
+        """Describe the files U came from, so that results on a substitute are labelled."""
         return self._unlabeled_images.provenance
 
     @cached_property
@@ -147,29 +147,29 @@ class CifarTask:
     @cached_property
     def _test(self) -> tuple[Tensor, Tensor]:
         test = self._sets[1]
-        return self._ready(test.pixels), torch.as_tensor(test.labels).to(self.device)
+        return self._normalized(test.pixels), torch.as_tensor(test.labels).to(self.device)
 
     @cached_property
     def _unlabeled_images(self) -> Images:
         folder = None if self.data_dir is None else Path(self.data_dir)
         return read_unlabeled(self.unlabeled, folder, self.num_unlabeled, self.seed or 0)
 
-    def _ready(self, pixels: Pixels) -> Tensor:
-        """Images that are never augmented are normalised once."""
+    def _normalized(self, pixels: Pixels) -> Tensor:
+        """Normalize images that are never augmented, once."""
         on_device = torch.from_numpy(np.ascontiguousarray(pixels)).to(self.device)
         return normalized(on_device, *_mean_and_std(on_device.device))
 
     @cached_property
     def _unlabeled(self) -> Tensor:
-        return self._ready(self._unlabeled_images.pixels)
+        return self._normalized(self._unlabeled_images.pixels)
 
 
 def normalized(pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """uint8 [n, h, w, 3] as normalised floats [n, 3, h, w], channels last in memory."""
+    """Convert uint8 [n, h, w, 3] to normalized floats [n, 3, h, w], channels-last in memory."""
     return ((pixels.float() / 255.0 - mean) / std).permute(0, 3, 1, 2)
 
 
 @cache
 def _mean_and_std(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Kept, because a copy from the host cannot be part of a captured graph."""
+    """Cached, because a copy from the host cannot be part of a captured graph."""
     return torch.tensor(MEAN, device=device), torch.tensor(STD, device=device)

@@ -1,4 +1,4 @@
-"""UCI handwritten digits (Alpaydin and Kaynak, 1998; CC BY 4.0), embedded: a task that runs in seconds on a laptop."""
+"""UCI handwritten digits (Alpaydin and Kaynak, 1998; CC BY 4.0), included in the package: trains in seconds on a laptop."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ class Digits(NamedTuple):
 
 
 def read_digits() -> tuple[Digits, Digits]:
-    """(training, test) images. The split is fixed: it does not move with a run's seed."""
+    """Return (training, test) images. The split is fixed and does not depend on a run's seed."""
     with files("fedecho.tasks.vision").joinpath("digits.npz").open("rb") as file, np.load(file, allow_pickle=False) as arrays:
         images = torch.from_numpy(arrays["images"].astype(np.float32) / 16.0)[:, None]
         labels = torch.from_numpy(arrays["labels"].astype(np.int64))
@@ -37,7 +37,7 @@ def read_digits() -> tuple[Digits, Digits]:
 
 
 def small_cnn(num_classes: int = 10, width: int = 16) -> nn.Module:
-    """Two BatchNorm convolutions and a linear layer: 9,978 parameters at width 16."""
+    """Return a network of two BatchNorm convolutions and a linear layer: 9,978 parameters at width 16."""
     network = nn.Sequential(
         nn.Conv2d(1, width, 3, padding=1, bias=False),
         nn.BatchNorm2d(width),
@@ -54,7 +54,7 @@ def small_cnn(num_classes: int = 10, width: int = 16) -> nn.Module:
 
 @dataclass(frozen=True, kw_only=True)
 class DigitsTask:
-    """UCI digits over ``num_clients``; ``num_unlabeled`` of the 1,437 training images are held out as U, without labels."""
+    """UCI digits; ``num_unlabeled`` of the 1,437 training images are held out as U, without labels."""
 
     num_clients: NumClients = 20
     num_unlabeled: Annotated[int, between(0, 1000)] = 300
@@ -76,7 +76,7 @@ class DigitsTask:
         return self._parts.size(client)
 
     def label_counts(self, client: int) -> dict[int, int]:
-        """How many examples of each class a client holds; for the record alone."""
+        """Return the number of a client's examples of each class, for the record."""
         return counts_of(self._split[0].labels, torch.from_numpy(self._parts[client]))
 
     def batch(self, client: int, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -96,7 +96,7 @@ class DigitsTask:
 
     @cached_property
     def _split(self) -> tuple[Digits, Digits, Digits]:
-        """(labelled training images, U, test images); which ones are held out moves with the seed."""
+        """Return (labelled training images, U, test images); the seed selects the images held out."""
         train, test = read_digits()
         order = torch.from_numpy(numpy_rng(self.seed or 0, "unlabeled").permutation(len(train.labels)))
         held, kept = order[: self.num_unlabeled], order[self.num_unlabeled :]

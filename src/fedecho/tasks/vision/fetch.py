@@ -1,4 +1,4 @@
-"""Fetch the image sets from their authors' addresses: resumed where it broke off, checked by md5, unpacked whole or not at all."""
+"""Download image datasets from their authors: resumable, verified by MD5, unpacked atomically."""
 
 import hashlib
 import re
@@ -16,28 +16,28 @@ from urllib.request import Request, urlopen
 from fedecho.tasks.data_files import data_folder
 
 MAX_BYTES = 4 << 30
-"""Of an archive, and of what it unpacks to: stl10, the largest, is 2.6 GB and 3.1 GB."""
+"""Limit on an archive and on its unpacked size; the largest, stl10, has 2.6 GB and 3.1 GB."""
 MAX_MEMBERS = 100
 BLOCK = 1 << 16
-PASSING = {408, 425, 429}
-"""Answers that another attempt may change, beside those from 500 on."""
+RETRYABLE = {408, 425, 429}
+"""HTTP status codes worth retrying, besides those from 500."""
 
 Progress = Callable[[int, int | None], None]
-"""Told the bytes that are there, and the bytes there will be if the server said so."""
+"""Called with the bytes received so far, and the total if the server gives it."""
 Say = Callable[[str], None]
 
 
 class FetchError(ValueError):
-    """What failed and what to do, in one line."""
+    """A failed download: what failed and what to do, in one line."""
 
 
-class _BrokenOffError(Exception):
-    """Worth another attempt."""
+class _RetryableError(Exception):
+    """A failure worth another attempt."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """An archive as its authors publish it: what it unpacks to, and which of its files a reader needs."""
+    """A published archive: its folder when unpacked, and the files that a reader needs."""
 
     url: str
     md5: str
@@ -72,8 +72,8 @@ SOURCES: dict[str, Source] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Patience:
-    """How often an attempt may fail in a row without a byte gained, and how long to wait for an answer and between them."""
+class RetryPolicy:
+    """Limit on consecutive attempts without progress, the pause between them, and the timeout of each."""
 
     attempts: int = 4
     pause_s: float = 2.0
@@ -85,101 +85,99 @@ def fetch(
     data_dir: Path | None = None,
     progress: Progress = lambda done, total: None,
     say: Say = lambda text: None,
-    patience: Patience | None = None,
+    retry: RetryPolicy | None = None,
 ) -> Path:
-    """The folder of a set, fetched if it is not there. An archive that lies in the data folder already is used and kept."""
+    """Return a dataset's folder, downloading it if missing. An archive already in the data folder is used and kept."""
     if name not in SOURCES:
-        raise FetchError(f"there is nothing to fetch for {name!r}: it must be one of {', '.join(SOURCES)}")
+        raise FetchError(f"cannot fetch {name!r}: it must be one of {', '.join(SOURCES)}")
     source, parent = SOURCES[name], data_folder(data_dir)
     folder, archive = parent / source.folder, parent / source.archive
     try:
         if folder.exists():
             _check_complete(folder, source, "remove it, then fetch again")
-            say(f"{folder} is already there, and complete")
+            say(f"{folder} already exists and is complete")
             return folder
         parent.mkdir(parents=True, exist_ok=True)
         given = archive.is_file()
         if given and _md5(archive) != source.md5:
-            raise FetchError(f"{archive} is not the published file (its md5 is not {source.md5}): remove it, then fetch again")
+            raise FetchError(f"{archive} is not the published file (its MD5 is not {source.md5}): remove it, then fetch again")
         if not given:
-            _download(source, archive, progress, say, patience or Patience())
+            _download(source, archive, progress, say, retry or RetryPolicy())
         say(f"unpacking {archive.name}")
         _unpack(archive, folder, source)
         if not given:
             archive.unlink()
     except OSError as error:
         raise FetchError(
-            f"cannot write {error.filename or parent}: {error.strerror or error}; mend that, then fetch again"
+            f"cannot write {error.filename or parent}: {error.strerror or error}; fix that, then fetch again"
         ) from None
     return folder
 
 
-def _download(source: Source, archive: Path, progress: Progress, say: Say, patience: Patience) -> None:
-    """Into ``.part``, over as many attempts as gain something; the archive gets its name when its md5 is right."""
+def _download(source: Source, archive: Path, progress: Progress, say: Say, retry: RetryPolicy) -> None:
+    """Download to ``.part``, retrying as long as attempts make progress; rename when the MD5 matches."""
     part = archive.with_name(f"{archive.name}.part")
     failures, longest = 0, _size(part)
     while True:
         try:
-            _attempt(source, part, progress, patience.timeout_s)
-        except _BrokenOffError as error:
+            _attempt(source, part, progress, retry.timeout_s)
+        except _RetryableError as error:
             failures = 1 if _size(part) > longest else failures + 1
             longest = max(longest, _size(part))
-            if failures >= patience.attempts:
+            if failures >= retry.attempts:
                 raise FetchError(
-                    f"cannot fetch {source.url}: {error}; fetch again to go on from byte {_size(part)}, "
+                    f"cannot fetch {source.url}: {error}; fetch again to resume from byte {_size(part)}, "
                     f"or put {archive.name} into {archive.parent} yourself"
                 ) from None
             say(f"{archive.name}: {error}; trying again")
-            time.sleep(patience.pause_s * failures)
+            time.sleep(retry.pause_s * failures)
         else:
             part.replace(archive)
             return
 
 
 def _attempt(source: Source, part: Path, progress: Progress, timeout_s: float) -> None:
-    """Fetch what is still missing; returns if the file is then the published one."""
+    """Fetch the missing part; raise if the resulting file is not the published one."""
     start = _size(part)
     response = _answer(source, part, start, timeout_s)
     if response is not None:
         with response:
             _receive(response, part, start, progress)
-    found = _md5(part)
-    if found != source.md5:
+    md5 = _md5(part)
+    if md5 != source.md5:
         part.unlink()
         if start:
-            raise _BrokenOffError("what was fetched earlier is no part of the published file, and was removed")
-        raise FetchError(
-            f"{source.url} sent a file with md5 {found}, not the published {source.md5}; it was removed: try later"
-        )
+            raise _RetryableError("the partial download was not part of the published file and was removed")
+        raise FetchError(f"{source.url} sent a file with MD5 {md5}, not the published {source.md5}; it was removed, try later")
 
 
 def _answer(source: Source, part: Path, start: int, timeout_s: float) -> HTTPResponse | None:
-    """The server's answer to a request from byte ``start`` on; None if it has nothing beyond that."""
+    """Request the file from byte ``start``; return None if the server has nothing beyond it."""
     headers = {"User-Agent": "fedecho"} | ({"Range": f"bytes={start}-"} if start else {})
     try:
         response: HTTPResponse = urlopen(Request(source.url, headers=headers), timeout=timeout_s)  # noqa: S310 (our own table)
     except HTTPError as error:
         error.close()
-        said = f"the server answers {error.code} {error.reason}"
-        if error.code in PASSING or error.code >= 500:
-            raise _BrokenOffError(said) from None
+        problem = f"the server returned {error.code} {error.reason}"
+        if error.code in RETRYABLE or error.code >= 500:
+            raise _RetryableError(problem) from None
         if error.code == 416 and start:
             return None
-        raise FetchError(f"cannot fetch {source.url}: {said}; put {source.archive} into {part.parent} yourself") from None
+        raise FetchError(f"cannot fetch {source.url}: {problem}; put {source.archive} into {part.parent} yourself") from None
     except (OSError, HTTPException) as error:
-        raise _BrokenOffError(_reason(error)) from None
+        raise _RetryableError(_reason(error)) from None
     return response
 
 
 def _receive(response: HTTPResponse, part: Path, start: int, progress: Progress) -> None:
-    """Append to ``part``; a server that sends the whole file although a part was asked for starts it anew."""
+    """Append the response to ``part``; overwrite it if the server sends the whole file instead of the requested range."""
     length = response.headers.get("Content-Length", "")
     total = int(length) if length.isdecimal() else None
     if response.status == 206:
         sent = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", response.headers.get("Content-Range", ""))
         if sent is None or int(sent[1]) != start:
             part.unlink(missing_ok=True)
-            raise _BrokenOffError("the server sent another part than it was asked for")
+            raise _RetryableError("the server sent a different range than requested")
         total = int(sent[2])
     done = start if response.status == 206 else 0
     with part.open("ab" if done else "wb") as file:
@@ -187,18 +185,18 @@ def _receive(response: HTTPResponse, part: Path, start: int, progress: Progress)
             done += len(block)
             if max(done, total or 0) > MAX_BYTES:
                 part.unlink()
-                raise FetchError(f"{response.url} sends more than {MAX_BYTES} bytes: it is not the published file; try later")
+                raise FetchError(f"{response.url} sends more than {MAX_BYTES} bytes: not the published file, try later")
             file.write(block)
             progress(done, total)
     if total is not None and done != total:
-        raise _BrokenOffError(f"it broke off after {done} of {total} bytes")
+        raise _RetryableError(f"the connection closed after {done} of {total} bytes")
 
 
 def _block(response: HTTPResponse) -> bytes:
     try:
         return response.read(BLOCK)
     except (OSError, HTTPException) as error:
-        raise _BrokenOffError(_reason(error)) from None
+        raise _RetryableError(_reason(error)) from None
 
 
 def _reason(error: Exception) -> str:
@@ -206,14 +204,14 @@ def _reason(error: Exception) -> str:
 
 
 def _unpack(archive: Path, folder: Path, source: Source) -> None:
-    """Into a folder beside, which is renamed when everything is there."""
+    """Unpack into a temporary folder and rename it when complete."""
     with TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as temporary:
         try:
             _extract(archive, Path(temporary))
         except (tarfile.TarError, EOFError, zlib.error) as error:
             raise FetchError(f"cannot unpack {archive}: {error}; remove it, then fetch again") from None
         unpacked = Path(temporary) / folder.name
-        _check_complete(unpacked, source, "that is not the published archive", f"{archive}: its {folder.name}")
+        _check_complete(unpacked, source, "it is not the published archive", f"{folder.name} in {archive}")
         unpacked.rename(folder)
 
 
@@ -224,11 +222,11 @@ def _extract(archive: Path, into: Path) -> None:
             total += member.size
             path = PurePosixPath(member.name)
             if path.is_absolute() or ".." in path.parts or "\\" in member.name or ":" in member.name:
-                raise tarfile.TarError(f"its member {member.name!r} leads out of the folder")
+                raise tarfile.TarError(f"its member {member.name!r} points outside the folder")
             if not (member.isreg() or member.isdir()):
                 raise tarfile.TarError(f"its member {member.name!r} is neither a file nor a folder")
             if total > MAX_BYTES or number > MAX_MEMBERS:
-                raise tarfile.TarError(f"it holds more than {MAX_BYTES} bytes or {MAX_MEMBERS} members")
+                raise tarfile.TarError(f"it contains more than {MAX_BYTES} bytes or {MAX_MEMBERS} members")
             tar.extract(member, into, filter="data")
 
 

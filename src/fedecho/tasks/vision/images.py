@@ -1,4 +1,4 @@
-"""Square colour images as bytes, and STL-10 (Coates, Ng and Lee, 2011) in its authors' binary format."""
+"""Square colour images as bytes, and a reader of STL-10 (Coates, Ng and Lee, 2011) in its official binary format."""
 
 from dataclasses import dataclass
 from math import prod
@@ -16,14 +16,14 @@ Pixels = NDArray[np.uint8]
 Labels = NDArray[np.int64]
 Rows = NDArray[np.int64]
 CHUNK = 256
-"""Images resized at a time: 96 x 96 in single precision, some 30 MB."""
+"""Images resized at a time: about 30 MB for 96 x 96 in single precision."""
 CHUNK_BYTES = 1 << 26
-"""Of large images, fewer at a time."""
+"""Limit in bytes, so that fewer large images are resized at a time."""
 
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """Pixels [n, size, size, 3], their labels [n] if they have any, and the files they came from, for naming beside a number."""
+    """Pixels [n, size, size, 3], optional labels [n], and a description of the source files for reports."""
 
     pixels: Pixels
     labels: Labels | None = None
@@ -43,34 +43,34 @@ class Images:
 
 
 def resized(pixels: Pixels, size: int) -> Pixels:
-    """[n, h, w, 3] to [n, size, size, 3], antialiased bilinear; images that have the size already stay as they are."""
+    """Resize [n, h, w, 3] to [n, size, size, 3], antialiased bilinear; images of the right size are unchanged."""
     if size < 1:
         raise ValueError(f"size must be at least 1, got {size}")
     if pixels.shape[1:3] == (size, size):
         return np.ascontiguousarray(pixels)
-    done = np.empty((len(pixels), size, size, 3), np.uint8)
+    output = np.empty((len(pixels), size, size, 3), np.uint8)
     for start in range(0, len(pixels), CHUNK):
         planes = torch.from_numpy(pixels[start : start + CHUNK].astype(np.float32)).permute(0, 3, 1, 2)
         smaller = torch.nn.functional.interpolate(planes, size=(size, size), mode="bilinear", antialias=True)
-        done[start : start + CHUNK] = smaller.round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).numpy()
-    return done
+        output[start : start + CHUNK] = smaller.round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).numpy()
+    return output
 
 
 def centre_cropped(pixels: Pixels) -> Pixels:
-    """[n, h, w, 3] to the largest square in the middle."""
+    """Crop [n, h, w, 3] to the largest centred square."""
     height, width = pixels.shape[1:3]
     side = min(height, width)
     top, left = (height - side) // 2, (width - side) // 2
     return pixels[:, top : top + side, left : left + side]
 
 
-def taken(pixels: Pixels, rows: Rows, size: int) -> Pixels:
-    """These rows, cropped and resized. Of a memory-mapped array only they are read, and never all at full size at once."""
-    done = np.empty((len(rows), size, size, 3), np.uint8)
+def cropped_and_resized(pixels: Pixels, rows: Rows, size: int) -> Pixels:
+    """Crop and resize the given rows in chunks. Of a memory-mapped array, only these rows are read."""
+    output = np.empty((len(rows), size, size, 3), np.uint8)
     chunk = min(CHUNK, max(1, CHUNK_BYTES // prod(pixels.shape[1:])))
     for start in range(0, len(rows), chunk):
-        done[start : start + chunk] = resized(centre_cropped(pixels[rows[start : start + chunk]]), size)
-    return done
+        output[start : start + chunk] = resized(centre_cropped(pixels[rows[start : start + chunk]]), size)
+    return output
 
 
 Split = Literal["train", "test", "unlabeled"]
@@ -80,13 +80,13 @@ NUM_CLASSES = 10
 
 
 def map_stl10(folder: Path, split: Split) -> Pixels:
-    """All images of a split as [n, 96, 96, 3]: a view of the file, of which only what is used is read."""
+    """Memory-map all images of a split as [n, 96, 96, 3]; only the images that are used are read."""
     if split not in get_args(Split):
         raise ValueError(f"the split of stl10 must be one of {', '.join(get_args(Split))}, got {split!r}")
     path = _present(folder / f"{split}_X.bin")
     size = path.stat().st_size
     if not size or size % IMAGE_BYTES:
-        raise ValueError(f"{path}: must hold images of {IMAGE_BYTES} bytes each, got {size} bytes; it is cut short")
+        raise ValueError(f"{path}: must contain images of {IMAGE_BYTES} bytes each, got {size} bytes; the file is truncated")
     try:
         content = np.memmap(check_file(path), np.uint8, "r")
     except OSError as error:
@@ -96,18 +96,18 @@ def map_stl10(folder: Path, split: Split) -> Pixels:
 
 
 def read_stl10(folder: Path, split: Split, rows: Rows | None = None, size: int = 32) -> Images:
-    """The images of a split, or ``rows`` of them, resized. Labels count from 0; the unlabeled split has none."""
+    """Read the images of a split, or only ``rows``, resized. Labels start at 0; the unlabeled split has none."""
     pixels = map_stl10(folder, split)
     labels = None if split == "unlabeled" else _labels(folder / f"{split}_y.bin", len(pixels))
     rows = np.arange(len(pixels)) if rows is None else rows
     chosen = labels if labels is None else labels[rows]
-    return Images(taken(pixels, rows, size), chosen, f"{folder.name}, {split} images")
+    return Images(cropped_and_resized(pixels, rows, size), chosen, f"{folder.name}, {split} images")
 
 
 def _labels(path: Path, num_images: int) -> Labels:
     labels = np.frombuffer(read_bytes(_present(path), MIB), np.uint8).astype(np.int64)
     if len(labels) != num_images:
-        raise ValueError(f"{path}: must hold the labels of {num_images} images, got {len(labels)}")
+        raise ValueError(f"{path}: must contain the labels of {num_images} images, got {len(labels)}")
     wrong = np.flatnonzero((labels < 1) | (labels > NUM_CLASSES))
     if len(wrong):
         raise ValueError(f"{path}, image {wrong[0]}: its label must be 1 to {NUM_CLASSES}, got {labels[wrong[0]]}")
@@ -116,5 +116,5 @@ def _labels(path: Path, num_images: int) -> Labels:
 
 def _present(path: Path) -> Path:
     if not path.is_file():
-        raise MissingDataError(f"{path} is missing: remove what is there of stl10, then {remedy('stl10')}")
+        raise MissingDataError(f"{path} is missing: remove the incomplete folder, then {remedy('stl10')}")
     return path

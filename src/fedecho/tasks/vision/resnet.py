@@ -1,4 +1,4 @@
-"""ResNet-18 in its CIFAR form (He et al., 2016): 3 x 3 stem, no max-pool, BatchNorm; channels-last, which is faster."""
+"""ResNet-18 for CIFAR (He et al., 2016): 3 x 3 stem, no max-pool, BatchNorm; channels-last for speed."""
 
 import torch
 from torch import Tensor, nn
@@ -6,7 +6,7 @@ from torch.nn.functional import adaptive_avg_pool2d, relu
 
 
 class Block(nn.Module):
-    """Two 3 x 3 convolutions beside a shortcut."""
+    """Two 3 x 3 convolutions with a shortcut."""
 
     def __init__(self, width_in: int, width: int, stride: int) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Four stages of ``blocks`` blocks; the first has ``width`` channels, each next one twice as many."""
+    """Four stages of ``blocks`` blocks; the first has ``width`` channels, and each further stage twice as many."""
 
     def __init__(self, num_classes: int = 10, blocks: int = 2, width: int = 64) -> None:
         super().__init__()
@@ -45,6 +45,6 @@ class ResNet(nn.Module):
 
 
 def resnet18(num_classes: int = 10, width: int = 64) -> nn.Module:
-    """11,173,962 parameters at 10 classes and width 64."""
+    """Return ResNet-18: 11,173,962 parameters with 10 classes and width 64."""
     network = ResNet(num_classes, blocks=2, width=width)
     return network.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]

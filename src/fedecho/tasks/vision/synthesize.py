@@ -1,8 +1,8 @@
-"""An unlabeled set U drawn from an unconditional diffusion model, in the paper google/ddpm-cifar10-32.
+"""Generate an unlabeled set U with an unconditional diffusion model (the paper uses google/ddpm-cifar10-32).
 
-Image i is denoised with the noise at (seed, i) alone. Its bytes come out the same on the same machine, with the same versions
-and the same batches; a resumed run keeps its batches, so it gives the bytes of one that never stopped. Another batch size or
-another machine may sum in another order, and round-off can then change bytes.
+Image i depends only on the noise at (seed, i). Results are bit-identical on the same machine with the same versions and batches;
+a resumed run keeps its batches and is therefore bit-exact. Another batch size or machine may sum in another order, so round-off
+can differ.
 """
 
 import hashlib
@@ -25,14 +25,14 @@ from fedecho.core.randomness import torch_rng
 from fedecho.storage.checkpoint import write_atomically
 from fedecho.storage.files import file_sha256
 from fedecho.tasks.text.readers import json_of, read_text, with_keys
-from fedecho.tasks.vision.unlabeled import PAPER_MODEL, beside
+from fedecho.tasks.vision.unlabeled import PAPER_MODEL, sidecar
 
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 INDEX = "model_index.json"
 SETTINGS = "settings.json"
 MODEL_FILES = (INDEX, "*config.json", "*.safetensors", "*.bin")
 NEEDED = {"batch_size", "generator", "num_inference_steps", "output_type"}
-NAMES = {"model", "commit"}  # what a model is called; its files say whether it is the same one
+NAMES = {"model", "commit"}  # a model's name does not matter; its files identify it
 
 
 def synthesize(
@@ -47,10 +47,10 @@ def synthesize(
     device: str | None = None,
     progress: Callable[[int, int], None] = lambda done, num: None,
 ) -> Path:
-    """Draw ``num`` images into ``out``, a .npy file [num, size, size, 3] of bytes; ``<out>.json`` says what they came from.
+    """Draw ``num`` images into ``out``, a .npy file [num, size, size, 3] of bytes, and their origin into ``<out>.json``.
 
-    ``model`` is a folder or, if there is none of that name, a name at the hub; ``steps`` is the pipeline's own number unless
-    given. A run that was stopped goes on from the last finished batch when it is called again with the same settings.
+    ``model`` is a folder or, if there is no such folder, a hub name; ``steps`` defaults to the pipeline's own number. After an
+    interruption, a call with the same settings resumes from the last finished batch.
     """
     _check(num=num, size=size, batch_size=batch_size)
     device, diffusers = _device(device), _diffusers()
@@ -60,7 +60,7 @@ def synthesize(
     settings = _origin(model, folder, pipeline)
     settings |= {"steps": steps, "seed": seed, "count": num, "size": size, "batch_size": batch_size}
     settings |= {"device": pipeline.device.type, "diffusers": diffusers.__version__, "torch": str(torch.__version__)}
-    parts = beside(out, ".parts")
+    parts = sidecar(out, ".parts")
     if not _is_finished(out, parts, settings):
         parts.mkdir(parents=True, exist_ok=True)
         write_atomically(parts / SETTINGS, _json(settings))
@@ -90,20 +90,20 @@ def _diffusers() -> Any:
 
 def _device(name: str | None) -> str:
     if name is not None and name.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"there is no CUDA device here: leave device out, or give cpu instead of {name}")
+        raise ValueError(f"there is no CUDA device for device={name!r}: omit it or use cpu")
     return name or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _find(model: str, diffusers: Any) -> Path:
-    """The model's folder. The hub is asked only for what is no folder here and could be a name there."""
-    here = Path(model).is_dir()
-    if not here and not HUB_NAME.fullmatch(model):
-        raise ValueError(f"there is no model folder {model}: give one, or a name at the hub such as {PAPER_MODEL}")
+    """Return the model's folder. Only a possible hub name that is not a local folder is downloaded."""
+    is_local = Path(model).is_dir()
+    if not is_local and not HUB_NAME.fullmatch(model):
+        raise ValueError(f"there is no model folder {model}: give an existing folder or a hub name such as {PAPER_MODEL}")
     download = importlib.import_module("huggingface_hub").snapshot_download
-    # The index comes first: a model of no use here is refused before gigabytes of it are fetched.
-    folder = Path(model) if here else _fetch(model, partial(download, allow_patterns=[INDEX]))
+    # Fetch the index first, to reject an unsuitable model before downloading gigabytes.
+    folder = Path(model) if is_local else _fetch(model, partial(download, allow_patterns=[INDEX]))
     _check_unconditional(model, folder, diffusers)
-    return folder if here else _fetch(model, diffusers.DiffusionPipeline.download)
+    return folder if is_local else _fetch(model, diffusers.DiffusionPipeline.download)
 
 
 def _fetch(name: str, download: Callable[[str], str]) -> Path:
@@ -111,16 +111,16 @@ def _fetch(name: str, download: Callable[[str], str]) -> Path:
         return Path(download(name))
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"there is no model folder {name}, and the hub did not give a model of that name: "
+            f"there is no model folder {name}, and downloading it from the hub failed: "
             "check the name and the network, or give a folder with a copy of the model"
         ) from error
 
 
 def _check_unconditional(model: str, folder: Path, diffusers: Any) -> None:
     if not (folder / INDEX).is_file():
-        raise ValueError(f"{model} holds no {INDEX}: give a folder that a diffusers pipeline was saved into")
+        raise ValueError(f"{model} contains no {INDEX}: give a folder that a diffusers pipeline was saved to")
     kind = _table(folder / INDEX).get("_class_name")
-    # A pipeline that this diffusers does not know, or lacks packages for, takes none of the needed arguments either.
+    # For a pipeline that this diffusers does not have, the needed arguments are missing too.
     accepted = set(inspect.signature(getattr(diffusers, str(kind), object).__call__).parameters)
     if not accepted >= NEEDED or "prompt" in accepted:
         raise ValueError(
@@ -150,7 +150,7 @@ def _origin(model: str, folder: Path, pipeline: Any) -> dict[str, Any]:
     files = sorted({path for pattern in MODEL_FILES for path in folder.rglob(pattern)})
     return {
         "model": model,
-        "commit": folder.name if folder.parent.name == "snapshots" else None,  # so the hub's cache names its folders
+        "commit": folder.name if folder.parent.name == "snapshots" else None,  # as in the hub's cache
         "model_sha256": {path.relative_to(folder).as_posix(): file_sha256(path) for path in files},
         "pipeline": type(pipeline).__name__,
         "scheduler": type(pipeline.scheduler).__name__,
@@ -158,16 +158,16 @@ def _origin(model: str, folder: Path, pipeline: Any) -> dict[str, Any]:
 
 
 def _is_finished(out: Path, parts: Path, settings: dict[str, Any]) -> bool:
-    """Whether the set is there; an error if what is there, whole or begun, is another one."""
-    place, source = (out, beside(out, ".json")) if out.exists() else (parts, parts / SETTINGS)
+    """Whether the set is finished; raise if the place holds a set, finished or partial, with other settings."""
+    existing, source = (out, sidecar(out, ".json")) if out.exists() else (parts, parts / SETTINGS)
     if not source.exists():
         if out.exists():
-            raise ValueError(f"{out} exists, and nothing says what it came from: remove it or give another place")
+            raise ValueError(f"{out} exists and its origin is unknown: remove it or choose another path")
         return False
-    found = _table(source)
-    others = [key for key in settings if key not in NAMES and found.get(key) != settings[key]]
-    if others:
-        raise ValueError(f"{place} was made with another {', '.join(others)}: remove it or give another place")
+    recorded = _table(source)
+    different = [key for key in settings if key not in NAMES and recorded.get(key) != settings[key]]
+    if different:
+        raise ValueError(f"{existing} was made with a different {', '.join(different)}: remove it or choose another path")
     return out.exists()
 
 
@@ -178,11 +178,13 @@ def _draw(pipeline: Any, seed: int, rows: range, steps: int) -> NDArray[np.float
 
 
 def _pixels(images: NDArray[np.float32], size: int) -> NDArray[np.uint8]:
-    """[n, height, width, channels] in [0, 1] to bytes [n, size, size, 3]."""
+    """Convert [n, height, width, channels] in [0, 1] to bytes [n, size, size, 3]."""
     pixels = torch.from_numpy(images).permute(0, 3, 1, 2)
     channels, height, width = pixels.shape[1:]
     if channels not in (1, 3) or height != width or height < size:
-        raise ValueError(f"the model draws {height} x {width} x {channels}: cannot make {size} x {size} x 3 of that")
+        raise ValueError(
+            f"the model draws {height} x {width} x {channels} images, which cannot be converted to {size} x {size} x 3"
+        )
     if not pixels.isfinite().all():
         raise ValueError("the model drew pixels that are not finite: its weights may be damaged")
     if height > size:
@@ -193,13 +195,13 @@ def _pixels(images: NDArray[np.float32], size: int) -> NDArray[np.uint8]:
 
 def _join(out: Path, parts: Path, settings: dict[str, Any]) -> None:
     data = _npy(np.concatenate([np.load(path) for path in sorted(parts.glob("part-*.npy"))]))
-    # The array last: where it stands, the file beside it is its own.
-    write_atomically(beside(out, ".json"), _json({**settings, "sha256": hashlib.sha256(data).hexdigest()}))
+    # Write the array last: if it exists, the JSON file belongs to it.
+    write_atomically(sidecar(out, ".json"), _json({**settings, "sha256": hashlib.sha256(data).hexdigest()}))
     write_atomically(out, data)
 
 
 def _remove(parts: Path) -> None:
-    # In order of names, so that the settings go after the parts: parts without settings would be taken for anybody's.
+    # In name order, so that the settings are removed last: parts without settings could belong to any set.
     for path in sorted(parts.glob("*")):
         path.unlink()
     if parts.exists():

@@ -1,4 +1,4 @@
-"""Unlabeled images U to distil on: a named set, a folder of images or an array, with a note of their origin."""
+"""Read unlabeled images U for distillation from a named dataset, a folder of images or an array."""
 
 import json
 import warnings
@@ -16,27 +16,28 @@ from fedecho.storage.files import file_sha256
 from fedecho.storage.user_files import MIB, FileError, check_file, opened, read_bytes
 from fedecho.tasks.data_files import FOLDERS, MissingDataError, at_home, data_folder, remedy
 from fedecho.tasks.vision.cifar_files import read_cifar10, read_cifar100
-from fedecho.tasks.vision.images import Images, Pixels, Rows, map_stl10, taken
+from fedecho.tasks.vision.images import Images, Pixels, Rows, cropped_and_resized, map_stl10
 
 PAPER_MODEL = "google/ddpm-cifar10-32"
 
 
-def beside(array: Path, ending: str) -> Path:
+def sidecar(array: Path, ending: str) -> Path:
+    """Return the path of a file that accompanies an array."""
     return array.with_name(array.name + ending)
 
 
-def origin_of(array: Path) -> dict[str, Any] | None:
-    """What is written beside an array; None if there is nothing, or if it speaks of another array."""
+def read_origin(array: Path) -> dict[str, Any] | None:
+    """Read the recorded origin of an array; None if there is none, or if it belongs to another array."""
     try:
-        found = json.loads(read_bytes(beside(array, ".json"), MIB))
+        origin = json.loads(read_bytes(sidecar(array, ".json"), MIB))
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) and found.get("sha256") == file_sha256(array) else None
+    return origin if isinstance(origin, dict) and origin.get("sha256") == file_sha256(array) else None
 
 
-def drawn_from(array: Path) -> str:
-    """For people: the model, and that it is not the paper's if it is not."""
-    model = (origin_of(array) or {}).get("model", "unknown origin")
+def model_note(array: Path) -> str:
+    """Describe the model that drew an array, and whether it replaces the paper's."""
+    model = (read_origin(array) or {}).get("model", "unknown origin")
     return f"of {model}" if model == PAPER_MODEL else f"of {model}, in place of {PAPER_MODEL}"
 
 
@@ -47,115 +48,115 @@ NAMED = ("cifar10", "cifar100", "stl10", "synthetic")
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp"}
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
 MAX_MEGAPIXELS = 50
-"""A few kilobytes can unpack to gigabytes."""
+"""Limit against decompression bombs: a few kilobytes can unpack to gigabytes."""
 MAX_FILE_BYTES = 256 << 20
 MAX_IMAGES = 1_000_000
-HEADINGS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-"""Of arrays of numbers; later formats are for others."""
+HEADER_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+"""Header readers of the .npy formats for numeric arrays; later formats are for structured ones."""
 
 
 @dataclass(frozen=True)
-class Pool:
-    """Images to draw from: how many there are, which, and a way to read some rows at a size."""
+class ImagePool:
+    """Images to draw from: their number, their provenance, and a function that reads some rows at a size."""
 
     num: int
     provenance: str
-    take: Callable[[Rows, int], Pixels]
+    read: Callable[[Rows, int], Pixels]
 
 
 def read_unlabeled(source: str, data_dir: Path | None, num: int, seed: int, size: int = 32) -> Images:
-    """``num`` images of ``source`` drawn without replacement; the first of a larger draw are the smaller draw.
+    """Draw ``num`` images of ``source`` without replacement; a smaller draw is a prefix of a larger one.
 
-    ``source`` is one of ``NAMED`` or the path of a folder of images or of a ``.npy`` array. ``provenance`` says which
-    files were read: of a set whose official files are absent it is ``<source>-32.npy``, a stand-in. ``synthetic`` is always
-    such an array, and what was written beside it says which model drew it.
+    ``source`` is one of ``NAMED``, or the path of a folder of images or a ``.npy`` array. If a dataset's official files are
+    missing, ``<source>-32.npy`` is used as a substitute and named in ``provenance``. ``synthetic`` is always such an array; the
+    JSON file next to it names the model that drew it.
     """
     if num < 1:
         raise ValueError(f"the number of unlabeled images must be at least 1, got {num}")
     if not source.strip():
-        raise ValueError(f"task.unlabeled is empty: name one of {', '.join(NAMED)}, a folder of images or a .npy file")
+        raise ValueError(f"task.unlabeled is empty: set it to one of {', '.join(NAMED)}, a folder of images or a .npy file")
     pool = _named(source, data_folder(data_dir)) if source in NAMED else _at(at_home(Path(source)))
     if num > pool.num:
-        told = "" if pool.provenance == source else f" ({pool.provenance})"
-        raise ValueError(f"{num} unlabeled images were asked for (task.num_unlabeled), but {source} has {pool.num}{told}")
+        note = "" if pool.provenance == source else f" ({pool.provenance})"
+        raise ValueError(f"task.num_unlabeled is {num}, but {source} has {pool.num} images{note}")
     rows = numpy_rng(seed, "unlabeled").permutation(pool.num)[:num]
-    return Images(pool.take(rows, size), None, pool.provenance)
+    return Images(pool.read(rows, size), None, pool.provenance)
 
 
-def _named(source: str, folder: Path) -> Pool:
+def _named(source: str, folder: Path) -> ImagePool:
     names, stand_in = FOLDERS.get(source, ()), folder / f"{source}-32.npy"
     for name in names:
         if (folder / name).is_dir():
             return _official(source, folder / name)
     if not stand_in.is_file():
-        looked_for = " or ".join((*names, stand_in.name))
-        raise MissingDataError(f"{source} is missing: there is no {looked_for} in {folder}; {remedy(source)}")
-    told = f"in place of {source}'s official files" if names else drawn_from(stand_in)
-    return _array_file(stand_in, f"{stand_in.name}, {told}")
+        expected = " or ".join((*names, stand_in.name))
+        raise MissingDataError(f"{source} is missing: there is no {expected} in {folder}; {remedy(source)}")
+    note = f"in place of {source}'s official files" if names else model_note(stand_in)
+    return _array_file(stand_in, f"{stand_in.name}, {note}")
 
 
-def _official(source: str, folder: Path) -> Pool:
+def _official(source: str, folder: Path) -> ImagePool:
     if source == "stl10":
-        return _pool(map_stl10(folder, "unlabeled"), f"{folder.name}, unlabeled images")
+        return _pool_of(map_stl10(folder, "unlabeled"), f"{folder.name}, unlabeled images")
     train, _ = (read_cifar10 if source == "cifar10" else read_cifar100)(folder)
-    return _pool(train.pixels, train.provenance)
+    return _pool_of(train.pixels, train.provenance)
 
 
-def _pool(pixels: Pixels, provenance: str) -> Pool:
-    return Pool(len(pixels), provenance, lambda rows, size: taken(pixels, rows, size))
+def _pool_of(pixels: Pixels, provenance: str) -> ImagePool:
+    return ImagePool(len(pixels), provenance, lambda rows, size: cropped_and_resized(pixels, rows, size))
 
 
-def _at(path: Path) -> Pool:
+def _at(path: Path) -> ImagePool:
     if path.is_dir():
         return _image_folder(path)
     if path.is_file() and path.suffix == ".npy":
         return _array_file(path, str(path))
-    kind = "it is neither a folder nor a .npy file" if path.exists() else "there is nothing there"
-    raise MissingDataError(f"cannot read unlabeled images from {path}: {kind}; name one of {', '.join(NAMED)} or another path")
+    kind = "it is neither a folder nor a .npy file" if path.exists() else "it does not exist"
+    raise MissingDataError(f"cannot read unlabeled images from {path}: {kind}; use one of {', '.join(NAMED)} or another path")
 
 
-def _array_file(path: Path, provenance: str) -> Pool:
-    """Mapped, and read as numpy's own format only: neither pickles nor archives."""
+def _array_file(path: Path, provenance: str) -> ImagePool:
+    """Memory-map a .npy array; pickles and archives are rejected."""
     try:
-        _check_heading(check_file(path))
+        _check_header(check_file(path))
         array = np.lib.format.open_memmap(path, mode="r")
     except FileError:
         raise
     except (OSError, ValueError, EOFError) as error:
-        raise ValueError(f"{path}: no array that can be read without unpickling ({error})") from None
+        raise ValueError(f"{path}: not an array that can be read without unpickling ({error})") from None
     if array.ndim == 4 and array[:1].size > 3 * MAX_MEGAPIXELS * 1_000_000:
-        raise ValueError(f"{path}: its images are of {list(array.shape[1:])}, and the limit is {MAX_MEGAPIXELS} megapixels")
+        raise ValueError(f"{path}: its images have shape {list(array.shape[1:])}, and the limit is {MAX_MEGAPIXELS} megapixels")
     if array.dtype == np.uint8 and array.ndim == 4 and array.size and 3 in (array.shape[3], array.shape[1]):
-        return _pool(array if array.shape[3] == 3 else array.transpose(0, 2, 3, 1), provenance)
+        return _pool_of(array if array.shape[3] == 3 else array.transpose(0, 2, 3, 1), provenance)
     raise ValueError(f"{path}: must be uint8 [n, h, w, 3] or [n, 3, h, w], got {array.dtype} {list(array.shape)}")
 
 
-def _check_heading(path: Path) -> None:
-    """A shape that the file is large enough for: numpy maps as many bytes as the heading asks for, even fewer than none."""
+def _check_header(path: Path) -> None:
+    """Check that the file is large enough for its header's shape: numpy would map any size, even a negative one."""
     with opened(path) as file:
         version = np.lib.format.read_magic(file)
-        if version not in HEADINGS:
+        if version not in HEADER_READERS:
             raise ValueError(f"its format is {version[0]}.{version[1]}: save it again with numpy.save")
-        shape, _, dtype = HEADINGS[version](file)
-        room = path.stat().st_size - file.tell()
-    if min(shape, default=0) < 0 or prod(shape) * dtype.itemsize > room:
-        raise ValueError(f"its heading says {dtype} {list(shape)}, but {room} bytes follow")
+        shape, _, dtype = HEADER_READERS[version](file)
+        num_bytes = path.stat().st_size - file.tell()
+    if min(shape, default=0) < 0 or prod(shape) * dtype.itemsize > num_bytes:
+        raise ValueError(f"its header gives {dtype} {list(shape)}, but {num_bytes} bytes follow")
 
 
-def _image_folder(folder: Path) -> Pool:
+def _image_folder(folder: Path) -> ImagePool:
     _pillow()
-    found = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and not path.name.startswith("."))
-    paths = list(islice((path for path in found if path.is_file()), MAX_IMAGES + 1))
+    candidates = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and not path.name.startswith("."))
+    paths = list(islice((path for path in candidates if path.is_file()), MAX_IMAGES + 1))
     if len(paths) > MAX_IMAGES:
-        raise ValueError(f"there are more than {MAX_IMAGES} images in {folder}: name a folder with fewer")
+        raise ValueError(f"there are more than {MAX_IMAGES} images in {folder}: use a folder with fewer")
     paths.sort(key=lambda path: path.relative_to(folder).as_posix())
     if not paths:
-        raise MissingDataError(f"there are no images in {folder}: it must hold {', '.join(sorted(SUFFIXES))} files")
+        raise MissingDataError(f"there are no images in {folder}: it must contain {', '.join(sorted(SUFFIXES))} files")
 
-    def take(rows: Rows, size: int) -> Pixels:
+    def read(rows: Rows, size: int) -> Pixels:
         return np.stack([_read(paths[row], size) for row in rows])
 
-    return Pool(len(paths), f"{folder}, {len(paths)} images", take)
+    return ImagePool(len(paths), f"{folder}, {len(paths)} images", read)
 
 
 def _pillow() -> None:
@@ -166,29 +167,29 @@ def _pillow() -> None:
 
 
 def _read(path: Path, size: int) -> Pixels:
-    """One image as it is stored (EXIF's rotation ignored), cropped to the square in its middle, antialiased."""
+    """Read one image as stored (ignoring EXIF rotation), cropped to the centred square and resized with antialiasing."""
     from PIL import Image
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow warns of what is refused below
+            warnings.simplefilter("ignore")  # Pillow warns about images that are rejected below
             with Image.open(check_file(path, MAX_FILE_BYTES), formats=FORMATS) as image:
                 return _square(image, size)
     except FileError as error:
         raise ValueError(f"cannot read the image {path}: {error.reason}") from None
-    except Exception as error:  # a damaged file raises whatever its decoder likes
+    except Exception as error:  # decoding a damaged file can raise anything
         raise ValueError(f"cannot read the image {path}: {str(error) or type(error).__name__}") from None
 
 
 def _in_bytes(image: "Image") -> "Image":
-    """Grays of 16 bits by their upper 8: Pillow's own way to colours would cut all above 255 off, which leaves white."""
+    """Reduce 16-bit grey values to their upper 8 bits; Pillow's own conversion would clip everything above 255 to white."""
     from PIL import Image
 
     if not image.mode.startswith("I"):
         return image
     gray = np.asarray(image)
     if gray.min() < 0 or gray.max() > 65_535:
-        raise ValueError(f"its grays lie between {gray.min()} and {gray.max()}: they must fit in 16 bits")
+        raise ValueError(f"its grey values range from {gray.min()} to {gray.max()}: they must fit in 16 bits")
     return Image.fromarray((gray.astype(np.uint32) >> 8).astype(np.uint8))
 
 
