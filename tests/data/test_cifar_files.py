@@ -123,8 +123,8 @@ FAULTS = {
     "too few labels": (python2_pickle(PLANES, {b"labels": [0] * 3}), "labels must be a list of 4, got 3"),
     "a label too large": (python2_pickle(PLANES, {b"labels": [0, 1, 10, 3]}), "image 2: its label must be 0 to 9, got 10"),
     "a label below 0": (python2_pickle(PLANES, {b"labels": [-1, 1, 1, 3]}), "image 0: its label must be 0 to 9, got -1"),
-    "a huge label": (pickle.dumps({b"data": PLANES, b"labels": [0, 1, 2, 2**80]}, protocol=2), "small whole numbers"),
-    "a label in words": (pickle.dumps({b"data": PLANES, b"labels": ["cat"] * 4}, protocol=2), "small whole numbers"),
+    "a huge label": (pickle.dumps({b"data": PLANES, b"labels": [0, 1, 2, 2**80]}, protocol=2), "small integers"),
+    "a label in words": (pickle.dumps({b"data": PLANES, b"labels": ["cat"] * 4}, protocol=2), "small integers"),
     "cut short": (python2_pickle(PLANES, {b"labels": [0] * 4})[:-500], "not a valid CIFAR pickle"),
 }
 

@@ -42,7 +42,7 @@ def test_the_same_answers_from_memory_that_is_taken_once(kind: str) -> None:
     for logits, expected in zip(ours.logits, plain.logits, strict=True):
         assert torch.equal(logits, expected)
     for layer in cache.layers:
-        assert layer.keys.data_ptr() == layer.update.keys.data_ptr(), "a view of the room, no copy"
+        assert layer.keys.data_ptr() == layer.update.keys.data_ptr(), "a view of the preallocated memory, no copy"
         assert layer.get_seq_length() == PROMPTS.shape[1] + NEW - 1
         assert layer.update.keys.shape[-2] == PROMPTS.shape[1] + NEW
 
@@ -54,10 +54,10 @@ def test_the_memory_is_free_when_the_answers_are_there() -> None:
     gc.disable()
     try:
         generated(model, past_key_values=cache)
-        rooms = [ref(layer.update.keys) for layer in cache.layers]
-        assert all(room() is not None for room in rooms)
+        memories = [ref(layer.update.keys) for layer in cache.layers]
+        assert all(memory() is not None for memory in memories)
         del cache
-        assert all(room() is None for room in rooms)
+        assert all(memory() is None for memory in memories)
     finally:
         gc.enable()
 

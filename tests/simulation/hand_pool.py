@@ -1,4 +1,4 @@
-"""A pool whose workers are played by the test: it reads the orders and writes the answers, when it likes."""
+"""A pool whose workers are simulated by the test, which reads orders and writes answers when it chooses."""
 
 import os
 import struct
@@ -23,7 +23,7 @@ PARTS = [LAYOUT.num_params, LAYOUT.num_buffers, LAYOUT.num_params]
 
 
 def shared_memory(process: int | str = "self") -> set[str]:
-    """The files in ``/dev/shm`` that a process maps, by inode; none has a name. Those of torch and semaphores are not ours."""
+    """Return the inodes of our files in ``/dev/shm`` that a process maps; none has a name. Excludes torch's and semaphores."""
     lines = [line.split(maxsplit=5) for line in Path(f"/proc/{process}/maps").read_text().splitlines()]
     files = [(Path(line[-1]), line[4]) for line in lines if line[-1].startswith(f"{SHARED}/")]
     assert all(path.name.endswith(" (deleted)") for path, _ in files)
@@ -63,14 +63,14 @@ class HandPool(PoolExecutor):
         return _Worker(self.processes[-1], ours, gpu, self.ready)  # type: ignore[arg-type]
 
     def orders(self, worker: int = 0) -> list[JobOrder]:
-        """What this worker was told since it was asked last."""
+        """Return the orders sent to this worker since the last call."""
         found = []
         while self.ends[worker].poll():
             found.append(self.next_order(worker))
         return found
 
     def next_order(self, worker: int = 0) -> JobOrder:
-        """Waits for it, and for the memory that comes with it."""
+        """Wait for the next order and the memory segments sent with it."""
         order: JobOrder = self.ends[worker].recv()
         for number in (order.model, order.result):
             if number not in self.vectors[worker]:
@@ -93,8 +93,8 @@ class HandPool(PoolExecutor):
     def fail(self, order: JobOrder, worker: int = 0) -> None:
         self.ends[worker].send(Failed(order.number, order.client, "division by zero"))
 
-    def kill(self, worker: int = 0, *, in_mid_word: bool = False) -> None:
-        if in_mid_word:
+    def kill(self, worker: int = 0, *, mid_message: bool = False) -> None:
+        if mid_message:
             os.write(self.ends[worker].fileno(), struct.pack("!i", 1000) + b"half an answ")
         self.ends[worker].close()
 

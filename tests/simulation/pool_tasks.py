@@ -17,7 +17,7 @@ LOCAL = LocalTraining(client_lr=0.05, num_local_steps=3, batch_size=16, control_
 
 @dataclass(frozen=True, kw_only=True)
 class MoodyDigits(DigitsTask):
-    """Digits of which one client cannot be trained on."""
+    """Digits with one client whose training fails."""
 
     num_clients: int = 6
     num_unlabeled: int = 10
@@ -32,8 +32,8 @@ class MoodyDigits(DigitsTask):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeafDigits(MoodyDigits):
-    """A client whose data never comes, in a process that does not listen to SIGTERM."""
+class StuckDigits(MoodyDigits):
+    """A client whose data never arrives, in a process that ignores SIGTERM."""
 
     def batch(self, client: int, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         if client == self.moody:

@@ -1,4 +1,4 @@
-"""What may be asked for, which worker gets which GPU, and what is said to a mistake: with GPUs that are only told of."""
+"""Validation of execution options, and which worker gets which GPU (with simulated GPUs)."""
 
 import os
 import sys
@@ -30,7 +30,7 @@ from fedecho.runs.execution import Execution, visible_gpus
         ({"executor": "pool", "address": "auto"}, "--address auto needs --executor ray, got pool"),
     ],
 )
-def test_what_cannot_be_is_said_before_any_work(told: dict[str, Any], said: str) -> None:
+def test_invalid_options_are_rejected_before_any_work(told: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         Execution(**told)
 
@@ -79,7 +79,7 @@ def test_a_dead_workers_replacement_gets_its_gpu() -> None:
     pool.close()
 
 
-def test_ray_that_is_not_there_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_ray_is_reported_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ValueError, match=r"--executor ray needs Ray: pip install 'fedecho\[ray\]'"):
         Execution(executor="ray")
@@ -106,7 +106,7 @@ def test_an_address_is_auto_or_host_and_port(address: Any) -> None:
         check_address(address)
 
 
-def test_nobody_at_an_address_is_said_at_once() -> None:
+def test_an_unreachable_address_is_reported_at_once() -> None:
     with pytest.raises(ValueError, match=r"no Ray cluster at --address 127.0.0.1:9 .*: start one with `ray start --head"):
         check_reachable("127.0.0.1:9")
     for right in (None, "auto", "head:6379", "[::1]:6379"):

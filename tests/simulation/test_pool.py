@@ -1,4 +1,4 @@
-"""Real worker processes: the bytes of the serial executor, whatever happens to the workers."""
+"""Real worker processes: results are bit-identical to the serial executor, whatever happens to the workers."""
 
 import multiprocessing
 import os
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from hand_pool import shared_memory
-from pool_tasks import LOCAL, MOODY, DeafDigits, MoodyDigits
+from pool_tasks import LOCAL, MOODY, MoodyDigits, StuckDigits
 
 from fedecho.algorithms import FedAC
 from fedecho.core.loop import Moment, drive
@@ -100,7 +100,7 @@ def test_one_workers_updates_are_bit_equal_to_serial(pool: PoolExecutor) -> None
         assert_same(pool.result(number), trainer.train(jobs[number].dispatch, jobs[number].control))
 
 
-def test_an_exception_in_training_is_told_with_the_client_and_the_worker_lives_on(pool: PoolExecutor) -> None:
+def test_a_training_error_names_the_client_and_the_worker_continues(pool: PoolExecutor) -> None:
     before = pool._workers[0].process.pid
     pool.submit(job(10, MOODY), 0.0)
     pool.submit(job(11, 4), 1.0)
@@ -112,7 +112,7 @@ def test_an_exception_in_training_is_told_with_the_client_and_the_worker_lives_o
     assert pool._workers[0].process.pid == before
 
 
-def test_cancelled_jobs_are_nobodys_business(pool: PoolExecutor) -> None:
+def test_cancelled_jobs_are_discarded(pool: PoolExecutor) -> None:
     for number in range(20, 26):
         pool.submit(job(number, number % 3), float(number))
     for number in (20, 22, 25):
@@ -139,9 +139,9 @@ def test_a_worker_killed_at_work_is_replaced_and_nothing_changes(pool: PoolExecu
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="looks at processes in /proc")
 def test_a_worker_that_will_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pool closes even if its workers are stuck and deaf to SIGTERM."""
+    """A pool closes even if its workers are stuck and ignore SIGTERM."""
     monkeypatch.setattr(executors_pool, "GRACE_S", 0.2)
-    make = MakeTrainer(DeafDigits(), LOCAL, seed=0)
+    make = MakeTrainer(StuckDigits(), LOCAL, seed=0)
     stuck = PoolExecutor(num_workers=2, layout=make().network.layout, make_trainer=make)
     for number in range(2):
         stuck.submit(job(number, MOODY), 0.0)
@@ -198,7 +198,7 @@ class Federation:
         return models, server
 
 
-def test_two_workers_of_which_one_is_killed_give_the_run_of_serial() -> None:
+def test_two_workers_of_which_one_is_killed_match_serial_bit_for_bit() -> None:
     """Bit for bit; and nothing is trained that falls past the end of the run."""
     federation = Federation()
     trainer = federation.make_trainer()

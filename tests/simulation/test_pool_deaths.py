@@ -1,4 +1,4 @@
-"""A pool whose workers fail or die, and the end of a pool."""
+"""Pools whose workers fail or die, and closing a pool."""
 
 from heapq import heappush
 from types import SimpleNamespace
@@ -13,14 +13,14 @@ from fedecho.executors.worker import Ready
 from fedecho.executors.worker_pool import MAX_LOSSES
 
 
-def test_a_clients_failure_is_told_with_its_number(pool: HandPool) -> None:
+def test_a_failure_names_the_client(pool: HandPool) -> None:
     pool.submit(job(0, client=42), 0.0)
     pool.fail(pool.orders()[0])
     with pytest.raises(WorkerError, match=r"training of client 42 failed: division by zero"):
         pool.result(0)
 
 
-def test_a_failure_that_was_cancelled_is_nobodys(pool: HandPool) -> None:
+def test_the_failure_of_a_cancelled_job_is_ignored(pool: HandPool) -> None:
     pool.submit(job(0, client=42), 0.0)
     pool.submit(job(1), 1.0)
     pool.cancel(0)
@@ -30,12 +30,12 @@ def test_a_failure_that_was_cancelled_is_nobodys(pool: HandPool) -> None:
     assert pool.result(1).metrics == {"number": 1.0}
 
 
-@pytest.mark.parametrize("in_mid_word", [False, True], ids=["between answers", "in the middle of one"])
-def test_a_dead_workers_jobs_go_to_its_replacement(pool: HandPool, in_mid_word: bool) -> None:
+@pytest.mark.parametrize("mid_message", [False, True], ids=["between answers", "in the middle of one"])
+def test_a_dead_workers_jobs_go_to_its_replacement(pool: HandPool, mid_message: bool) -> None:
     pool.submit(job(0, client=1, control=torch.ones(4)), 0.0)
     pool.submit(job(1, client=2), 1.0)
     pool.orders()
-    pool.kill(in_mid_word=in_mid_word)
+    pool.kill(mid_message=mid_message)
     pool._collect()
     pool._pump()
     assert pool.processes[0].joined
@@ -48,7 +48,7 @@ def test_a_dead_workers_jobs_go_to_its_replacement(pool: HandPool, in_mid_word: 
     assert pool.num_trained == 2
 
 
-def test_a_worker_that_died_while_nobody_looked_is_replaced_when_it_is_told(pool: HandPool) -> None:
+def test_a_worker_that_died_unnoticed_is_replaced_at_the_next_order(pool: HandPool) -> None:
     """The parent distils for seconds at a time; a worker may be gone when the next job is submitted."""
     pool.submit(job(0), 0.0)
     pool.orders()
@@ -60,8 +60,8 @@ def test_a_worker_that_died_while_nobody_looked_is_replaced_when_it_is_told(pool
     assert sorted(pool.numbers(worker=1)) == [0, 1]
 
 
-def test_a_job_that_is_asked_for_goes_to_the_replacement_though_many_results_wait(pool: HandPool) -> None:
-    """The idle worker died while the results that may wait were all there: nothing else would ever be told to anybody."""
+def test_a_requested_job_goes_to_the_replacement_despite_many_waiting_results(pool: HandPool) -> None:
+    """The idle worker died while the limit of waiting results was reached: no other order would ever be sent."""
     for number in range(2 * AHEAD):
         pool.submit(job(number), 100.0 - number)
     while len(pool._results) < 2 * AHEAD:
@@ -71,7 +71,7 @@ def test_a_job_that_is_asked_for_goes_to_the_replacement_though_many_results_wai
         pool._pump()
     pool.kill()
     pool.submit(job(50), 200.0)
-    assert len(pool.ends) == 1, "there is no room, so nobody was told"
+    assert len(pool.ends) == 1, "the limit is reached, so no order is sent"
     heappush(pool._pending, (float("-inf"), 50))  # as ``result`` does before it waits
     pool._pump(requested=50)
     assert pool.numbers(worker=1) == [50]
@@ -123,8 +123,8 @@ def test_workers_that_keep_dying_end_the_run(pool: HandPool) -> None:
         pool.result(0)
 
 
-def test_workers_that_die_in_their_start_end_the_run_and_no_client_is_blamed() -> None:
-    """Orders lie before their doors already."""
+def test_workers_that_die_during_start_up_end_the_run_and_no_client_is_blamed() -> None:
+    """Orders have already been sent to them."""
     pool = HandPool(2, ready=False)
     for number in range(4):
         pool.submit(job(number), float(number))
@@ -139,7 +139,7 @@ def test_workers_that_die_in_their_start_end_the_run_and_no_client_is_blamed() -
     pool.close()
 
 
-def test_a_start_that_succeeds_makes_up_for_those_that_did_not() -> None:
+def test_a_successful_start_resets_the_count_of_failed_ones() -> None:
     pool = HandPool(1, ready=False)
     for worker in range(3 * MAX_LOSSES):
         if worker % MAX_LOSSES == 2:
@@ -151,7 +151,7 @@ def test_a_start_that_succeeds_makes_up_for_those_that_did_not() -> None:
     pool.close()
 
 
-def test_a_job_that_nobody_wants_any_more_ends_no_run(pool: HandPool) -> None:
+def test_a_cancelled_job_that_kills_workers_does_not_end_the_run(pool: HandPool) -> None:
     pool.submit(job(0), 0.0)
     for worker in range(MAX_LOSSES):
         pool.kill(worker)
@@ -165,7 +165,7 @@ def test_a_job_that_nobody_wants_any_more_ends_no_run(pool: HandPool) -> None:
 
 
 class Stuck:
-    """A process that ends when it is killed, and time passes while somebody waits for it."""
+    """A process that ends only when killed; joining it advances the clock."""
 
     now = 0.0
 
@@ -179,7 +179,7 @@ class Stuck:
         self.exitcode = -9
 
 
-def test_all_that_are_stuck_are_waited_for_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stuck_processes_share_one_grace_period(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_module, "time", SimpleNamespace(monotonic=lambda: Stuck.now))
     stuck = [Stuck() for _ in range(3)]
     pool_module._join_or_kill(stuck)  # type: ignore[arg-type]
@@ -187,7 +187,7 @@ def test_all_that_are_stuck_are_waited_for_together(monkeypatch: pytest.MonkeyPa
     assert [one.exitcode for one in stuck] == [-9] * 3
 
 
-def test_closing_stops_who_is_busy_and_removes_the_shared_memory() -> None:
+def test_closing_stops_busy_workers_and_removes_the_shared_memory() -> None:
     before = shared_memory()
     pool = HandPool(2)
     pool.submit(job(0), 0.0)
@@ -199,7 +199,7 @@ def test_closing_stops_who_is_busy_and_removes_the_shared_memory() -> None:
     assert all(process.joined for process in pool.processes)
     assert shared_memory() == before
     pool.close()
-    assert all(end.poll() for end in pool.ends), "their ends of the pipes say that it is over"
+    assert all(end.poll() for end in pool.ends), "their ends of the pipes are closed"
 
 
 def test_no_workers_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""Which worker is told what, and when; what goes through shared memory; and what becomes of cancelled jobs."""
+"""Which worker gets which order and when, what travels through shared memory, and what happens to cancelled jobs."""
 
 from threading import Thread
 from typing import Any
@@ -10,14 +10,14 @@ from fedecho.executors.pool import AHEAD, DEPTH
 
 
 def finish(pool: HandPool, number: int) -> Any:
-    """Answer whatever is asked for until this result is there."""
+    """Answer all orders and return this result."""
     for order in pool.orders():
         pool.answer(order)
     return pool.result(number)
 
 
 def answered_meanwhile(pool: HandPool, number: int) -> Any:
-    """Ask for a result nobody has been told to compute; the worker answers its next order while we wait."""
+    """Request a result that no worker is computing; the worker answers its next order while we wait."""
     thread = Thread(target=lambda: pool.answer(pool.next_order()))
     thread.start()
     found = pool.result(number)
@@ -39,7 +39,7 @@ def test_a_worker_holds_a_few_orders_and_the_next_are_the_most_urgent(pool: Hand
     assert pool.numbers() == [4]
 
 
-def test_the_least_busy_worker_is_told() -> None:
+def test_the_least_busy_worker_gets_the_order() -> None:
     two = HandPool(2)
     for number in range(5):
         two.submit(job(number), float(number))
@@ -47,18 +47,18 @@ def test_the_least_busy_worker_is_told() -> None:
     two.close()
 
 
-def test_results_that_wait_are_bounded_until_one_is_asked_for(pool: HandPool) -> None:
+def test_waiting_results_are_bounded_until_one_is_requested(pool: HandPool) -> None:
     for number in range(12):
         pool.submit(job(number), float(number))
-    told: list[int] = []
+    sent: list[int] = []
     for _ in range(12):
         for order in pool.orders():
-            told.append(order.number)
+            sent.append(order.number)
             pool.answer(order)
         if pool._workers[0].orders:
             pool._collect()
             pool._pump()
-    assert told == list(range(AHEAD + 1)), "four wait, and one more was under way"
+    assert sent == list(range(AHEAD + 1)), "four wait, and one more was under way"
     for number in range(3):
         pool.result(number)
     assert pool.numbers() == [5, 6]
@@ -78,7 +78,7 @@ def test_an_urgent_job_goes_before_the_bound(pool: HandPool) -> None:
     assert answered_meanwhile(pool, 99).metrics == {"number": 99.0}
 
 
-def test_what_falls_past_the_end_is_trained_only_when_asked_for() -> None:
+def test_jobs_past_the_end_are_trained_only_on_request() -> None:
     pool = HandPool(wanted=frozenset({0, 2}))
     for number in range(4):
         pool.submit(job(number), float(number))
@@ -93,7 +93,7 @@ def test_what_falls_past_the_end_is_trained_only_when_asked_for() -> None:
     later.close()
 
 
-def test_weights_and_control_variates_go_and_come_through_shared_memory(pool: HandPool) -> None:
+def test_weights_and_control_variates_travel_through_shared_memory(pool: HandPool) -> None:
     control = torch.tensor([0.5, 1.0, 1.5, 2.0])
     pool.submit(job(3, client=5, version=2, control=control), 1.0)
     (order,) = pool.orders()
@@ -135,22 +135,22 @@ def test_jobs_from_one_version_share_its_segment(pool: HandPool) -> None:
     assert one.result != other.result
 
 
-def test_a_cancelled_job_that_waits_is_never_trained(pool: HandPool) -> None:
+def test_a_cancelled_pending_job_is_never_trained(pool: HandPool) -> None:
     for number in range(4):
         pool.submit(job(number), float(number))
     pool.cancel(2)
-    told = []
-    while not told or told[-1] != 3:
+    sent = []
+    while not sent or sent[-1] != 3:
         orders = pool.orders()
-        told += [order.number for order in orders]
+        sent += [order.number for order in orders]
         for order in orders:
             pool.answer(order)
         pool._collect()
         pool._pump()
-    assert told == [0, 1, 3]
+    assert sent == [0, 1, 3]
 
 
-def test_a_cancelled_job_under_way_is_thrown_away(pool: HandPool) -> None:
+def test_the_result_of_a_cancelled_running_job_is_discarded(pool: HandPool) -> None:
     pool.submit(job(0), 0.0)
     pool.submit(job(1), 1.0)
     pool.cancel(0)
@@ -160,7 +160,7 @@ def test_a_cancelled_job_under_way_is_thrown_away(pool: HandPool) -> None:
     assert pool.num_trained == 2
 
 
-def test_a_cancelled_result_is_thrown_away(pool: HandPool) -> None:
+def test_a_cancelled_result_is_discarded(pool: HandPool) -> None:
     pool.submit(job(0), 0.0)
     pool.submit(job(1), 1.0)
     finish(pool, 1)

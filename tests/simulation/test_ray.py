@@ -1,4 +1,4 @@
-"""A real Ray on this machine, two workers: the bytes of the serial executor, whatever happens to the workers."""
+"""A real Ray cluster on this machine with two workers: results are bit-identical to the serial executor."""
 
 import gc
 import os
@@ -31,7 +31,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module", autouse=True)
 def machine() -> Iterator[None]:
-    """One Ray for all tests here, connected as a user's own program would be: runs use it and leave it alone."""
+    """One Ray cluster for all tests here, connected as by a user's own program: runs use it and leave it open."""
     check_ray()
     before = signal.getsignal(signal.SIGTERM)
     ray.init(address="local", num_cpus=2, num_gpus=1, include_dashboard=False, log_to_driver=False)
@@ -63,7 +63,7 @@ def test_a_run_leaves_the_environment_as_it_was(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("algorithm", ["fedecho", "ca2fl"])
-def test_ray_gives_the_bytes_of_serial(algorithm: str) -> None:
+def test_ray_is_bit_identical_to_serial(algorithm: str) -> None:
     small = ["task.width=2", "task.num_unlabeled=30"]
     experiment = load("digits", algorithm=algorithm, versions=12, settings=small)
     here, there = simulate(experiment).summary, simulate(experiment, executor="ray", workers=2).summary
@@ -102,7 +102,7 @@ def test_a_worker_killed_in_mid_run_changes_nothing_and_every_version_is_stored_
 
 @dataclass
 class Promised:
-    """A cluster that has not the room it says."""
+    """A cluster with fewer resources than it reports."""
 
     num_workers: int
     resource: str = "CPU"
@@ -114,7 +114,7 @@ class Promised:
         pass
 
 
-def test_who_finds_no_room_waits_while_the_others_work() -> None:
+def test_a_worker_without_resources_waits_while_others_work() -> None:
     runner = ray_executor(Promised(3), make_trainer=make_trainer())
     try:
         for number in range(6):
@@ -127,8 +127,8 @@ def test_who_finds_no_room_waits_while_the_others_work() -> None:
         runner.close()
 
 
-def test_a_gpus_worker_is_given_many_jobs_at_once_and_who_finds_no_gpu_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU that Ray is only told of: its worker takes all its jobs before it is asked for the first result."""
+def test_a_gpu_worker_gets_many_jobs_at_once_and_waiting_for_a_gpu_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that only Ray believes in: its worker starts all its jobs before the first result is requested."""
     from fedecho.executors import ray_executor as module
     from fedecho.executors.ray_cluster import Cluster
 
@@ -155,7 +155,7 @@ def test_a_gpus_worker_is_given_many_jobs_at_once_and_who_finds_no_gpu_gives_up(
     assert said == ["the Ray cluster (1 nodes) has had no resources for a worker for 0 s; waiting"] * 2
 
 
-def test_another_version_of_ray_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_version_mismatch_of_ray_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     from fedecho.executors import ray_cluster as cluster
 
     def refuse(**options: Any) -> None:
@@ -176,7 +176,7 @@ def test_a_node_with_other_software_is_named(monkeypatch: pytest.MonkeyPatch) ->
         executor(make_trainer=make_trainer(), workers=1)
 
 
-def test_a_failure_is_told_with_the_client_and_too_many_workers_are_refused() -> None:
+def test_a_failure_names_the_client_and_too_many_workers_are_rejected() -> None:
     runner = executor(make_trainer=make_trainer(), workers=1)
     try:
         runner.submit(job(0, MOODY), 0.0)
@@ -192,7 +192,7 @@ def test_a_failure_is_told_with_the_client_and_too_many_workers_are_refused() ->
         executor(make_trainer=make_trainer(), workers=3)
 
 
-def test_a_head_that_is_gone_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_head_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     from fedecho.executors import ray_cluster as module
 
     runner = executor(make_trainer=make_trainer(), workers=1)
@@ -212,7 +212,7 @@ def test_a_head_that_is_gone_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Lost(ray.exceptions.RayError):
-    """An actor's death that is only told of."""
+    """A simulated loss of an actor."""
 
     actor_init_failed = False
 
@@ -222,8 +222,8 @@ class Unable(Lost):
 
 
 @pytest.fixture
-def told_of(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """An executor whose one actor is played by the test."""
+def simulated(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """An executor whose only actor is simulated by the test."""
     from fedecho.executors import ray_executor as module
 
     handle = SimpleNamespace(run=SimpleNamespace(remote=lambda *order: object()))
@@ -232,17 +232,17 @@ def told_of(monkeypatch: pytest.MonkeyPatch) -> Any:
     return ray_executor(Promised(1), make_trainer=make_trainer())
 
 
-def test_a_job_that_loses_every_worker_ends_the_run(told_of: Any) -> None:
-    told_of.submit(job(0, 5), 0.0)
+def test_a_job_that_loses_every_worker_ends_the_run(simulated: Any) -> None:
+    simulated.submit(job(0, 5), 0.0)
     for _ in range(MAX_LOSSES):
-        told_of._replace(told_of._workers[0], Lost("killed by the kernel\nat length"))
-        told_of._pump()
-        assert told_of._workers[0].load == 1
+        simulated._replace(simulated._workers[0], Lost("killed by the kernel\nat length"))
+        simulated._pump()
+        assert simulated._workers[0].load == 1
     with pytest.raises(WorkerError, match=r"4 workers died while training client 5; out of memory\? \(killed by the kernel\)$"):
-        told_of._replace(told_of._workers[0], Lost("killed by the kernel\nat length"))
+        simulated._replace(simulated._workers[0], Lost("killed by the kernel\nat length"))
 
 
-def test_a_worker_that_never_begins_is_not_made_up_for_by_one_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_working_worker_does_not_reset_the_failed_starts_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     from fedecho.executors import ray_executor as module
 
     monkeypatch.setattr(module, "_kill", lambda worker: None)
@@ -257,28 +257,28 @@ def test_a_worker_that_never_begins_is_not_made_up_for_by_one_that_works(monkeyp
         two._replace(two._workers[1], Lost("gone"))
 
 
-def test_workers_that_never_begin_end_the_run(told_of: Any) -> None:
+def test_workers_that_never_begin_end_the_run(simulated: Any) -> None:
     for _ in range(MAX_LOSSES):
-        told_of._workers[0].starting = object()
-        told_of._replace(told_of._workers[0], Lost("gone"))
-    told_of._workers[0].starting = object()
+        simulated._workers[0].starting = object()
+        simulated._replace(simulated._workers[0], Lost("gone"))
+    simulated._workers[0].starting = object()
     with pytest.raises(WorkerError, match="workers keep dying before they have started: gone"):
-        told_of._replace(told_of._workers[0], Lost("gone"))
+        simulated._replace(simulated._workers[0], Lost("gone"))
     with pytest.raises(
         WorkerError, match=r"cannot start a worker \(No module named fedecho\): install the same software there"
     ):
-        told_of._replace(told_of._workers[0], Unable("The actor died\nNo module named fedecho"))
+        simulated._replace(simulated._workers[0], Unable("The actor died\nNo module named fedecho"))
 
 
-def test_who_cannot_be_made_is_told_with_the_reason(told_of: Any) -> None:
+def test_a_worker_that_cannot_start_is_reported_with_the_reason(simulated: Any) -> None:
     with pytest.raises(WorkerError, match="a worker could not start: no data here"):
-        told_of._started(told_of._workers[0], "no data here")
+        simulated._started(simulated._workers[0], "no data here")
 
 
-def test_a_full_object_store_is_said(told_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_object_store_is_reported(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(value: Any) -> Any:
         raise ray.exceptions.ObjectStoreFullError("1 GB in use")
 
     monkeypatch.setattr(ray, "put", full)
     with pytest.raises(WorkerError, match=r"object store on this machine is too full for a model: .*1 GB in use"):
-        told_of.submit(job(0, 5), 0.0)
+        simulated.submit(job(0, 5), 0.0)

@@ -93,7 +93,7 @@ def test_a_node_lost_in_mid_run_changes_nothing(two_nodes: tuple[Any, Any], algo
     assert (there.model_sha256, there.arrivals_sha256) == (expected.model_sha256, expected.arrivals_sha256)
 
 
-def test_a_worker_that_lost_its_node_has_its_place_on_the_next(two_nodes: tuple[Any, Any]) -> None:
+def test_a_worker_that_lost_its_node_is_replaced_on_the_next(two_nodes: tuple[Any, Any]) -> None:
     import ray
 
     from fedecho.executors.ray_cluster import Cluster
@@ -128,7 +128,7 @@ def test_a_worker_that_lost_its_node_has_its_place_on_the_next(two_nodes: tuple[
     assert not ray.is_initialized()
 
 
-def test_a_head_lost_in_mid_run_is_said_and_the_run_goes_on_elsewhere(two_nodes: tuple[Any, Any], tmp_path: Path) -> None:
+def test_a_head_lost_during_a_run_is_reported_and_the_run_resumes_elsewhere(two_nodes: tuple[Any, Any], tmp_path: Path) -> None:
     cluster, _ = two_nodes
     folder, words = tmp_path / "run", ["--algorithm", "fedbuff", "--versions", "600", "--set", "task.width=16"]
     command = [sys.executable, "-m", "fedecho.cli", "run", "digits", *words, "--out", str(folder), "--checkpoint-every", "1"]

@@ -53,9 +53,9 @@ def find(name: str, data_dir: Path | None = None) -> Path:
 def remedy(name: str) -> str:
     """Return advice on how to get a missing dataset or folder."""
     elsewhere = f"give its location with --data-dir or {VARIABLE}"
-    for known in FETCHED:
-        if name == known or name in FOLDERS[known]:
-            return f"run `fedecho data fetch {known}`, or {elsewhere}"
+    for dataset in FETCHED:
+        if name == dataset or name in FOLDERS[dataset]:
+            return f"run `fedecho data fetch {dataset}`, or {elsewhere}"
     return ALTERNATIVES.get(name, "") + elsewhere
 
 

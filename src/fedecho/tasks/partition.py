@@ -205,9 +205,9 @@ PARTITIONERS: dict[str, type[Any]] = {
 
 def _even(num: int, num_parts: int) -> Indices:
     """Return the part of each index, with parts cut as by ``numpy.array_split``: sizes differ by at most one, larger ones first."""
-    least, more = divmod(num, num_parts)
-    sizes = np.full(num_parts, least)
-    sizes[:more] += 1
+    size, num_larger = divmod(num, num_parts)
+    sizes = np.full(num_parts, size)
+    sizes[:num_larger] += 1
     return np.repeat(np.arange(num_parts), sizes)
 
 

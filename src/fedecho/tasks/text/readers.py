@@ -178,20 +178,20 @@ def read_instructions(path: Path) -> list[WorkedExample]:
 
 
 def split_unlabeled(
-    every: list[WorkedExample], num: int, seed: int, name: str, clients: int
+    examples: list[WorkedExample], num: int, seed: int, name: str, clients: int
 ) -> tuple[list[WorkedExample], list[WorkedExample]]:
     """Draw ``num`` questions as U; return them and the examples of all other questions (MathInstruct repeats some questions)."""
     drawn: dict[str, WorkedExample] = {}
-    for row in numpy_rng(seed, "unlabeled").permutation(len(every)):
-        drawn.setdefault(every[row].question, every[row])
+    for row in numpy_rng(seed, "unlabeled").permutation(len(examples)):
+        drawn.setdefault(examples[row].question, examples[row])
     if num >= len(drawn):
         raise ValueError(f"task.num_unlabeled is {num}, but {name} has only {len(drawn)} questions")
     held = dict(islice(drawn.items(), num))
-    kept = [example for example in every if example.question not in held]
-    if len(kept) < clients:
-        problem = f"task.num_unlabeled = {num} leaves {len(kept)} examples of {name} for {clients} clients"
+    labelled = [example for example in examples if example.question not in held]
+    if len(labelled) < clients:
+        problem = f"task.num_unlabeled = {num} leaves {len(labelled)} examples of {name} for {clients} clients"
         raise ValueError(f"{problem}: lower it or task.num_clients")
-    return list(held.values()), kept
+    return list(held.values()), labelled
 
 
 def _array(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

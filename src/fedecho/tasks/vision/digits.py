@@ -80,8 +80,8 @@ class DigitsTask:
         return counts_of(self._split[0].labels, torch.from_numpy(self._parts[client]))
 
     def batch(self, client: int, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        mine, train = torch.from_numpy(self._parts[client])[rows], self._split[0]
-        return train.images[mine], train.labels[mine]
+        examples, train = torch.from_numpy(self._parts[client])[rows], self._split[0]
+        return train.images[examples], train.labels[examples]
 
     def loss(self, module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         images, labels = batch
@@ -99,8 +99,12 @@ class DigitsTask:
         """Return (labelled training images, U, test images); the seed selects the images held out."""
         train, test = read_digits()
         order = torch.from_numpy(numpy_rng(self.seed or 0, "unlabeled").permutation(len(train.labels)))
-        held, kept = order[: self.num_unlabeled], order[self.num_unlabeled :]
-        return Digits(train.images[kept], train.labels[kept]), Digits(train.images[held], train.labels[held]), test
+        unlabeled, labelled = order[: self.num_unlabeled], order[self.num_unlabeled :]
+        return (
+            Digits(train.images[labelled], train.labels[labelled]),
+            Digits(train.images[unlabeled], train.labels[unlabeled]),
+            test,
+        )
 
     @cached_property
     def _parts(self) -> Parts:
