@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from click import Group
+from click import Context, Group
 from typer.testing import CliRunner
 
 from fedecho.cli import app
@@ -78,6 +78,6 @@ def quickly(words: list[str]) -> list[str]:
 
 def parse(words: list[str]) -> None:
     command: Any = typer.main.get_command(app)
-    while isinstance(command, Group) or hasattr(command, "commands"):
-        command, words = command.commands[words[0]], words[1:]
+    while isinstance(command, Group):
+        command, words = command.get_command(Context(command), words[0]), words[1:]
     command.make_context("fedecho", list(words))

@@ -143,7 +143,7 @@ def test_ctrl_c_while_torch_is_imported_is_one_word(tmp_path: Path) -> None:
     (tmp_path / "slow" / "torch" / "__init__.py").write_text("import time\nprint('now', flush=True)\ntime.sleep(60)\n")
     paths = os.pathsep.join([str(tmp_path / "slow"), os.environ.get("PYTHONPATH", "")])
     process = subprocess.Popen(
-        [sys.executable, "-m", "fedecho", "list"],
+        [sys.executable, "-m", "fedecho", "schedule", "digits"],
         env=os.environ | {"PYTHONPATH": paths},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

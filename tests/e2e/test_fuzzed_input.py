@@ -16,11 +16,14 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from fedecho import ALGORITHMS, RECIPES, Experiment, load, simulate
-from fedecho.cli import app, comparison, runs, tables
+from fedecho.cli import app, runs
+from fedecho.paper import results
+from fedecho.runs import compare, estimates
 from fedecho.runs.compare import Compared
 from fedecho.runs.config import to_config
 from fedecho.runs.estimates import ServerCost
 from fedecho.runs.summary import Summary
+from fedecho.tasks.vision import synthesize
 
 FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], print_blob=True)
 
@@ -30,12 +33,12 @@ def _nothing_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What passes all checks would train for days, fetch gigabytes or fill the disk."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(runs, "_finish", lambda *arguments: None)
-    monkeypatch.setattr(comparison, "run_all", lambda *arguments, **options: Compared([_summary()], {}))
-    monkeypatch.setattr(tables, "fill", lambda *arguments, **options: [])
-    monkeypatch.setattr(tables, "server_cost", lambda *arguments: ServerCost(0.0, 0.0, 1, 1, 1, 1))
+    monkeypatch.setattr(compare, "run_all", lambda *arguments, **options: Compared([_summary()], {}))
+    monkeypatch.setattr(results, "fill", lambda *arguments, **options: [])
+    monkeypatch.setattr(estimates, "server_cost", lambda *arguments: ServerCost(0.0, 0.0, 1, 1, 1, 1))
     data_commands = sys.modules["fedecho.cli.data"]  # its name in the package is that of a group of commands
     monkeypatch.setattr(data_commands, "fetch", lambda *arguments: Path())
-    monkeypatch.setattr(data_commands, "synthesize", lambda *arguments, **options: Path())
+    monkeypatch.setattr(synthesize, "synthesize", lambda *arguments, **options: Path())
 
 
 @cache

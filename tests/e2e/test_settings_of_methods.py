@@ -7,7 +7,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from fedecho import ALGORITHMS, load
-from fedecho.cli import app, comparison
+from fedecho.cli import app
+from fedecho.runs import compare
 from fedecho.runs.compare import Compared, Planned, settings_of_methods
 from fedecho.runs.config import ConfigError, to_config
 from fedecho.runs.suggestions import KEYS, METHODS
@@ -42,7 +43,7 @@ def test_a_setting_of_one_method_goes_to_it_alone_and_the_comparison_says_so(mon
         planned.extend(plan)
         return Compared([], {})
 
-    monkeypatch.setattr(comparison, "run_all", only_planned)  # which would start a process for each
+    monkeypatch.setattr(compare, "run_all", only_planned)  # which would start a process for each
     result = fedecho(*compared("--set", "algorithm.distiller.clip_norm=3"))
     assert "--set algorithm.distiller.clip_norm=3 applies to fedecho only; not a setting of fedbuff" in result.stderr
     assert [plan.label for plan in planned] == ["fedbuff seed 0", "fedecho seed 0"]

@@ -5,7 +5,7 @@ from collections import Counter
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -40,11 +40,12 @@ from fedecho.cli.console import (
     use_data_dir,
 )
 from fedecho.report.terminal import LiveProgress, comparison
-from fedecho.runs.compare import Compared, Planned, run_all, settings_of_methods, shares
-from fedecho.runs.config import ConfigError, load
-from fedecho.runs.folder import unused_folder
 from fedecho.runs.record import RECORD
+from fedecho.runs.suggestions import ConfigError
 from fedecho.tracking import check_sinks
+
+if TYPE_CHECKING:
+    from fedecho.runs.compare import Compared
 
 DEFAULT = Path("runs")
 
@@ -80,6 +81,10 @@ def compare(
     Stop it whenever you like: the same command goes on where it was. `fedecho report FOLDER` makes a page of it.
     """
     with friendly() as work, ExitStack() as stack:
+        from fedecho.runs.compare import Planned, run_all, settings_of_methods, shares
+        from fedecho.runs.config import load
+        from fedecho.runs.folder import unused_folder
+
         use_data_dir(data_dir)
         check_sinks(track or ())
         methods, given = names(algorithms), settings or []
@@ -117,7 +122,7 @@ def _check(target: Path) -> None:
         raise ConfigError(f"{target} holds a run, and a comparison is a folder of runs: choose another --out")
 
 
-def _show(compared: Compared, target: Path, title: str, *, quiet: bool, as_json: bool) -> None:
+def _show(compared: "Compared", target: Path, title: str, *, quiet: bool, as_json: bool) -> None:
     for label, why in compared.diverged.items():
         say(f"{label} has diverged: {why}")
     if not compared.summaries:

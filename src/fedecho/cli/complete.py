@@ -5,10 +5,7 @@ from typing import Any
 
 import typer
 
-from fedecho.algorithms import ALGORITHMS
-from fedecho.runs.config import load, to_config
-from fedecho.runs.execution import EXECUTORS
-from fedecho.runs.recipes import RECIPES
+from fedecho.cli.catalog import ALGORITHMS, EXECUTORS, RECIPES
 from fedecho.tracking import SINKS
 
 
@@ -38,6 +35,8 @@ def complete_sink(incomplete: str) -> list[str]:
 
 def complete_setting(context: typer.Context, incomplete: str) -> list[str]:
     """The keys of the recipe or file that stands before it."""
+    from fedecho.runs.config import load, to_config
+
     try:
         tree = to_config(load(context.params.get("source") or "digits", algorithm=context.params.get("algorithm")))
     except ValueError:

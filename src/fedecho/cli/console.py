@@ -23,13 +23,8 @@ from typer.models import OptionInfo
 
 from fedecho.cli.complete import complete_executor, complete_setting, complete_sink, complete_source
 from fedecho.core.ranges import SEEDS, VERSIONS, Declared, at_least, declared_by, shown
-from fedecho.executors.worker_pool import WorkerError
-from fedecho.runs.config import ConfigError
-from fedecho.runs.execution import Execution
-from fedecho.runs.identity import software
-from fedecho.runs.run import Interrupted
 from fedecho.runs.signals import shortage
-from fedecho.storage.checkpoint import CheckpointError
+from fedecho.runs.suggestions import ConfigError
 from fedecho.storage.files import DiskFullError
 from fedecho.tasks.data_files import VARIABLE, MissingDataError, at_home
 from fedecho.tracking import SINKS
@@ -132,9 +127,10 @@ def one_line(text: str) -> str:
 
 @dataclass
 class Work:
-    """What a command works on, once it knows it."""
+    """What a command has begun: its run folder, and whether an interrupted command can go on from what it kept."""
 
     folder: Path | None = None
+    is_resumable: bool = False
 
 
 @contextmanager
@@ -148,21 +144,11 @@ def friendly() -> Iterator[Work]:
         yield work
     except (click.exceptions.Exit, click.Abort, click.ClickException):
         raise
-    except (ConfigError, CheckpointError, ValueError) as error:
+    except ValueError as error:
         fail(str(error), 2)
-    except Interrupted as stopped:
-        fail(str(stopped), 130)
     except KeyboardInterrupt:
-        fail(
-            "interrupted; what is finished is kept; `fedecho resume` goes on from a run's last checkpoint, or anew",
-            130,
-        )
-    except WorkerError as error:
-        if hasattr(error, "__notes__"):  # the traceback of what failed in the worker
-            say(f"{error}; {_logged(error, work.folder)}")
-        else:
-            say(str(error))
-        raise typer.Exit(1) from None
+        hint = "; finished runs are kept, and `fedecho resume` continues a stopped one from its last checkpoint"
+        fail(f"interrupted{hint if work.folder or work.is_resumable else ''}", 130)
     except DiskFullError as error:
         fail(str(error), 1)
     except OSError as error:
@@ -170,10 +156,23 @@ def friendly() -> Iterator[Work]:
             raise  # Typer ends without a word
         fail(f"cannot go on: {error}; a run that had begun can be resumed", 2)
     except Exception as error:
-        if short := shortage(error):
-            fail(short, 2)
-        report_crash(error, work.folder)
-        raise typer.Exit(1) from None
+        _end(error, work.folder)
+
+
+def _end(error: Exception, folder: Path | None) -> NoReturn:
+    """Exit with one line for an error that is neither invalid input nor the operating system's."""
+    from fedecho.executors.worker_pool import WorkerError
+    from fedecho.runs.run import Interrupted
+
+    if isinstance(error, Interrupted):
+        fail(str(error), 130)
+    if isinstance(error, WorkerError):
+        # The notes hold the worker's traceback.
+        fail(f"{error}; {_logged(error, folder)}" if hasattr(error, "__notes__") else str(error), 1)
+    if short := shortage(error):
+        fail(short, 2)
+    report_crash(error, folder)
+    raise typer.Exit(1)
 
 
 def report_crash(error: Exception, folder: Path | None = None) -> None:
@@ -195,6 +194,8 @@ def _logged(error: Exception, folder: Path | None) -> str:
 
 
 def _log_of(error: Exception) -> str:
+    from fedecho.runs.identity import software
+
     head = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "command": shlex.join(sys.argv), "folder": str(Path.cwd())}
     head |= software() | {"executable": sys.executable, "system": platform.platform()}
     lines = [f"{name}: {value}" for name, value in head.items()]
@@ -261,6 +262,8 @@ def execution_options(
     other_software: bool = False,
 ) -> dict[str, Any]:
     """Checked before any work is done."""
+    from fedecho.runs.execution import Execution
+
     told: Any = {"executor": executor, "workers": workers, "precision": precision, "deterministic": deterministic}
     told |= {"device": device, "address": address, "other_software": other_software}
     Execution(**told)

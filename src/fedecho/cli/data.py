@@ -10,9 +10,14 @@ from fedecho.cli.console import PLACE, DataDir, checked, err, friendly, say, tel
 from fedecho.core.ranges import Seed, at_least
 from fedecho.tasks.data_files import data_folder
 from fedecho.tasks.vision.fetch import fetch
-from fedecho.tasks.vision.synthesize import synthesize
 
-data = typer.Typer(no_args_is_help=True, help="Get image sets, or make an unlabeled one.")
+data = typer.Typer(
+    name="data",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    help="Get image sets, or make an unlabeled one.",
+)
 
 
 @data.command("fetch")
@@ -48,6 +53,8 @@ def synthesize_set(
 ) -> None:
     """Sample a diffusion model into an array that a task takes as its unlabeled set. Goes on where it stopped."""
     with friendly():
+        from fedecho.tasks.vision.synthesize import synthesize
+
         path = target or data_folder(data_dir) / "synthetic-32.npy"
         usable(path.parent)
         path.parent.mkdir(parents=True, exist_ok=True)

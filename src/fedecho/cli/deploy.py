@@ -8,7 +8,7 @@ import typer
 
 from fedecho.cli.console import PLACE, OtherSoftware, fail, friendly, out, say
 from fedecho.core.ranges import VERSIONS, at_least, between, shown
-from fedecho.runs.config import ConfigError
+from fedecho.runs.suggestions import ConfigError
 from fedecho.storage.user_files import MIB, check_file
 
 PORT = between(1, 65535)

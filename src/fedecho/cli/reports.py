@@ -3,7 +3,7 @@
 import webbrowser
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -31,9 +31,11 @@ from fedecho.core.ranges import between
 from fedecho.report.live import LOOPBACK, serve
 from fedecho.report.page import page, report_of
 from fedecho.report.paper_figures import write_figures
-from fedecho.runs.config import ConfigError, load
-from fedecho.runs.estimates import ClassReports, Schedule, schedule_of
-from fedecho.storage.checkpoint import write_atomically
+from fedecho.runs.suggestions import ConfigError
+from fedecho.storage.files import write_atomically
+
+if TYPE_CHECKING:
+    from fedecho.runs.estimates import ClassReports, Schedule
 
 Folders = Annotated[
     list[Path],
@@ -135,6 +137,9 @@ def schedule(
     A schedule hangs on draws alone, not on what is learnt, so it is that of the run (but for updates that are rejected).
     """
     with friendly():
+        from fedecho.runs.config import load
+        from fedecho.runs.estimates import schedule_of
+
         use_data_dir(data_dir)
         wanted = [None] if seeds is None else list(numbers(seeds, "--seeds"))
         found = {}
@@ -151,7 +156,7 @@ def schedule(
         )
 
 
-def _show(label: str, found: Schedule) -> None:
+def _show(label: str, found: "Schedule") -> None:
     length = f"{found.num_versions} versions take {found.virtual_s:.0f} virtual s"
     tell(f"{label}: {length}, at most {found.versions_alive} alive at once")
     shown = Table(box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
@@ -162,7 +167,7 @@ def _show(label: str, found: Schedule) -> None:
     out.print(shown)
 
 
-def _cells(each: ClassReports) -> list[str]:
+def _cells(each: "ClassReports") -> list[str]:
     counts = [each.name, str(each.num_clients), str(each.num_reports)]
     if each.first_version is None:
         return [*counts, "-", str(each.never_heard), "-", "-"]

@@ -4,11 +4,11 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedecho.algorithms import ALGORITHMS
+from fedecho.cli.catalog import ALGORITHMS, CHECKPOINT_S, PROFILES, RECIPES, TASKS
 from fedecho.cli.complete import complete_algorithm
 from fedecho.cli.console import (
     PLACE,
@@ -39,21 +39,12 @@ from fedecho.cli.console import (
 )
 from fedecho.core.ranges import SEEDS
 from fedecho.report.terminal import LiveProgress
-from fedecho.runs.config import load
-from fedecho.runs.execution import as_before
-from fedecho.runs.experiment import Experiment
-from fedecho.runs.folder import is_deployed, own_folder, resumable, tidy_finished
-from fedecho.runs.identity import config_of, is_finished
-from fedecho.runs.recipes import RECIPES
 from fedecho.runs.record import read_header
-from fedecho.runs.run import CHECKPOINT_S, simulate
-from fedecho.runs.run import resume as resume_run
-from fedecho.runs.run_stats import Following, RunState
-from fedecho.runs.summary import Summary
-from fedecho.runs.trained import export as export_run
-from fedecho.simulation.runtimes import PROFILES
-from fedecho.tasks import TASKS
+from fedecho.runs.summary import Summary, is_finished
 from fedecho.tracking import check_sinks, tracked
+
+if TYPE_CHECKING:
+    from fedecho.runs.experiment import Experiment
 
 DEFAULT = Path("runs")
 """Where runs are that were given no folder."""
@@ -62,20 +53,17 @@ DEFAULT = Path("runs")
 def list_all(as_json: AsJson = False) -> None:
     """Show the recipes, methods, tasks and runtime profiles."""
     if as_json:
-        recipes = {name: recipe.summary for name, recipe in RECIPES.items()}
-        tables = {"algorithms": ALGORITHMS, "tasks": TASKS}
-        told = {key: {name: _first_line(cls) for name, cls in table.items()} for key, table in tables.items()}
-        print_json({"recipes": recipes, **told, "profiles": list(PROFILES)})
+        print_json({"recipes": RECIPES, "algorithms": ALGORITHMS, "tasks": TASKS, "profiles": PROFILES})
         return
-    out.print("[bold]recipes[/] (fedecho run NAME)")
-    for name, recipe in RECIPES.items():
-        out.print(f"  {name:12} {recipe.summary}", soft_wrap=True)
-    out.print("[bold]algorithms[/] (--algorithm NAME)")
-    for name, cls in ALGORITHMS.items():
-        out.print(f"  {name:12} {_first_line(cls)}", soft_wrap=True)
-    out.print("[bold]tasks[/] (task.name)")
-    for name, cls in TASKS.items():
-        out.print(f"  {name:12} {_first_line(cls)}", soft_wrap=True)
+    tables = {
+        "[bold]recipes[/] (fedecho run NAME)": RECIPES,
+        "[bold]algorithms[/] (--algorithm NAME)": ALGORITHMS,
+        "[bold]tasks[/] (task.name)": TASKS,
+    }
+    for heading, summaries in tables.items():
+        out.print(heading)
+        for name, summary in summaries.items():
+            out.print(f"  {name:12} {summary}", soft_wrap=True)
     out.print(f"[bold]runtime profiles[/] (--set runtimes.profile=NAME)\n  {', '.join(PROFILES)}")
 
 
@@ -109,6 +97,9 @@ def run(
     `fedecho report runs/first` afterwards.
     """
     with friendly() as work, ExitStack() as stack:
+        from fedecho.runs.config import load
+        from fedecho.runs.folder import own_folder
+
         use_data_dir(data_dir)
         check_sinks(track or ())
         experiment = load(source, algorithm=algorithm, seed=seed, versions=versions, settings=settings or ())
@@ -133,6 +124,8 @@ def resume(
 ) -> None:
     """Go on with a run that was stopped or killed; the result is what it would have been."""
     with friendly() as work:
+        from fedecho.runs.folder import resumable
+
         work.folder = folder
         use_data_dir(data_dir)
         check_sinks(track or ())
@@ -155,6 +148,8 @@ def export(
     with friendly():
         use_data_dir(data_dir)
         usable(target)
+        from fedecho.runs.trained import export as export_run
+
         export_run(folder, target)
         if quiet:
             print(target)
@@ -176,6 +171,8 @@ class _Manner:
 
 
 def _say_finished(folder: Path, manner: _Manner) -> None:
+    from fedecho.runs.folder import is_deployed, tidy_finished
+
     header = read_header(folder)
     tidy_finished(folder, say)
     if manner.as_json:
@@ -187,14 +184,21 @@ def _say_finished(folder: Path, manner: _Manner) -> None:
 
 
 def _as_before(before: dict[str, Any], executor: str | None, workers: int | None, address: str | None) -> dict[str, Any]:
+    from fedecho.runs.execution import as_before
+
     told = as_before(before, executor)
     if address is None and executor is None and told["executor"] == "ray":  # --executor ray alone means one of this machine
         address = before.get("address")
     return execution_options(**told, workers=workers, address=address)
 
 
-def _finish(folder: Path, experiment: Experiment | None, options: dict[str, Any], manner: _Manner) -> None:
+def _finish(folder: Path, experiment: "Experiment | None", options: dict[str, Any], manner: _Manner) -> None:
     """Run, or resume where there is no experiment given, with a progress display; then say what came of it."""
+    from fedecho.runs.identity import config_of
+    from fedecho.runs.run import resume as resume_run
+    from fedecho.runs.run import simulate
+    from fedecho.runs.run_stats import Following, RunState
+
     if experiment is not None:
         num_versions, config = experiment.num_versions, config_of(experiment)
     else:
@@ -231,9 +235,5 @@ def _say_result(folder: Path, summary: Summary, manner: _Manner) -> None:
     tell(f"a page of it: fedecho report {folder}")
 
 
-def _name(experiment: Experiment, algorithm: str | None) -> str:
+def _name(experiment: "Experiment", algorithm: str | None) -> str:
     return f"{experiment.name}-{algorithm or type(experiment.algorithm).__name__.lower()}-seed{experiment.seed}"
-
-
-def _first_line(cls: type[Any]) -> str:
-    return (cls.__doc__ or "").strip().splitlines()[0].replace("``", "")

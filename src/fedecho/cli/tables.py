@@ -4,15 +4,15 @@ import os
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fedecho.cli.catalog import CHECKPOINT_S
 from fedecho.cli.console import (
     JOBS,
     PLACE,
@@ -39,16 +39,13 @@ from fedecho.cli.console import (
     use_data_dir,
 )
 from fedecho.core.ranges import Versions
-from fedecho.paper.rendering import View, as_csv, as_markdown, as_text, notes_of
-from fedecho.paper.results import CellResult, Filling, fill, read_result
 from fedecho.paper.tables import Cell, PaperTable
 from fedecho.paper.text_tables import TABLES, first_of
 from fedecho.report.terminal import LiveProgress
-from fedecho.runs.compare import settings_of_methods, shares
-from fedecho.runs.config import ConfigError, load
-from fedecho.runs.estimates import server_cost
-from fedecho.runs.execution import Execution
-from fedecho.runs.run import CHECKPOINT_S
+from fedecho.runs.suggestions import ConfigError
+
+if TYPE_CHECKING:
+    from fedecho.paper.rendering import View
 
 RESULTS = Path("results")
 OUR_SEEDS = (0, 1, 2)
@@ -85,7 +82,10 @@ def table(
     data_dir: DataDir = None,
 ) -> None:
     """Run the cells of a paper's table that are missing, and show ours beside the paper's."""
-    with friendly():
+    with friendly() as work:
+        from fedecho.paper.rendering import View
+        from fedecho.paper.results import Filling, fill
+
         use_data_dir(data_dir)
         _check_settings(settings or [], results)
         _check_choices(name, form, show, dry_run, results)
@@ -98,6 +98,7 @@ def table(
             return
         if missing and not show:
             usable(results)
+            work.is_resumable = True
             filling = Filling(results=results, runs=runs, options=options, checkpoint_s=checkpoint_every)
             with LiveProgress(err) as progress:
                 fill(filling, missing, jobs=jobs, see=progress.update, say=say)
@@ -115,6 +116,13 @@ def cost(
 ) -> None:
     """What each method costs the server: seconds of inference and distillation per version, versions and bytes held."""
     with friendly():
+        import torch
+
+        from fedecho.runs.compare import settings_of_methods, shares
+        from fedecho.runs.config import load
+        from fedecho.runs.estimates import server_cost
+        from fedecho.runs.execution import Execution
+
         use_data_dir(data_dir)
         execution = Execution(**execution_options(executor, None, "bf16", False))
         title = Text(f"{source}: what the server pays, by version")
@@ -185,6 +193,8 @@ def _narrowed(paper: PaperTable, cells: list[Cell]) -> PaperTable:
 
 def _missing(cells: list[Cell], results: Path) -> list[Cell]:
     """Those that have not run, each once: two may be the same experiment."""
+    from fedecho.paper.results import read_result
+
     found: dict[Cell, Cell] = {}
     for cell in cells:
         if read_result(results, cell) is None:
@@ -210,10 +220,12 @@ def _announce(paper: PaperTable, missing: list[Cell], results: Path, seeds: tupl
 
 def _times(paper: PaperTable, results: Path, seeds: tuple[int, ...]) -> tuple[dict[Any, float], list[str]]:
     """Real seconds a version, or of an evaluation without training, by kind of cell, from what has run; and where it ran."""
+    from fedecho.paper.results import read_result
+
     seen: dict[Any, list[float]] = {}
     places: set[str] = set()
     for cell in paper.cells(seeds if paper.own else tuple(sorted({*seeds, *OUR_SEEDS}))):
-        found: CellResult | None = read_result(results, cell)
+        found = read_result(results, cell)
         if found is not None and not found.diverged:
             seen.setdefault(_kind(cell), []).append(found.summary["real_s"] / (found.summary["num_versions"] or 1))
             places.add(found.execution.get("device", "CPU"))
@@ -225,7 +237,9 @@ def _kind(cell: Cell) -> tuple[str, bool, str]:
     return cell.row.algorithm, cell.row.untrained, getattr(cell.experiment().task, "model", "")
 
 
-def _show(view: View, form: str) -> None:
+def _show(view: "View", form: str) -> None:
+    from fedecho.paper.rendering import as_csv, as_markdown, as_text, notes_of
+
     if form == "text":
         # A file has no width: words that rich folds there to the 80 columns of no terminal stay folded.
         console = out if out.is_terminal or os.environ.get("COLUMNS") else Console(width=WIDE)

@@ -26,7 +26,7 @@ from fedecho.runs.run import CHECKPOINT_S, Interrupted, simulate
 from fedecho.runs.run_stats import DivergedError, Following, RunState, Watch
 from fedecho.runs.signals import stop_signals
 from fedecho.runs.summary import LAST, Summary
-from fedecho.storage.checkpoint import write_atomically
+from fedecho.storage.files import write_atomically
 from fedecho.storage.user_files import MIB, read_bytes
 
 

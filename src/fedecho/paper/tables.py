@@ -2,9 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from fedecho.runs.config import ConfigError, load
-from fedecho.runs.experiment import Experiment
+from fedecho.runs.suggestions import ConfigError
+
+if TYPE_CHECKING:
+    from fedecho.runs.experiment import Experiment
 
 Settings = tuple[str, ...]
 Values = dict[tuple[str, str], tuple[float, float | None]]
@@ -44,7 +47,9 @@ class Cell:
         words = f"{self.row.label} {self.column.label} seed{self.seed}".lower().replace("+", " plus ")
         return "-".join("".join(c if c.isalnum() or c in ".=" else " " for c in words).split())
 
-    def experiment(self) -> Experiment:
+    def experiment(self) -> "Experiment":
+        from fedecho.runs.config import load  # needs torch, which the tables as data do not
+
         settings = (*self.column.settings, *self.row.settings, *self.own)
         try:
             return load(self.recipe, algorithm=self.row.algorithm, seed=self.seed, settings=settings)

@@ -3,10 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
+from typing import TYPE_CHECKING
 
 from fedecho.paper.tables import PLAIN, Cell, Column, PaperTable, Row, values_of
 from fedecho.paper.tables import TABLES as VISION_TABLES
-from fedecho.runs.experiment import Experiment
+
+if TYPE_CHECKING:
+    from fedecho.runs.experiment import Experiment
 
 ECHO = Row("FedEcho", "fedecho")
 SMALL_LR = ("local.client_lr=3e-5", "algorithm.server_lr=3e-5")
@@ -144,5 +147,5 @@ def _same(one: Cell, two: Cell) -> bool:
 
 
 @cache
-def _experiment(cell: Cell) -> Experiment:
+def _experiment(cell: Cell) -> "Experiment":
     return cell.experiment()

@@ -5,20 +5,18 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
+from math import isfinite
 from typing import Any
 
 from fedecho.report.load import RunData
-from fedecho.runs.config import CHOICES, from_config
-from fedecho.runs.experiment import described
-from fedecho.runs.identity import MODEL_FILES
-from fedecho.runs.record_schema import Header
+from fedecho.runs.record_schema import MODEL_FILES, Header
 
 Settings = dict[str, Any]
 RUN_SEED = "the run's"
 """Stands for the seed of a part that equals the run's seed."""
 LOCATIONS = {"bank_dir", "bank_memory", "client_memory", "client_memory_dir", "memory", "memory_dir"}
 """Settings that name a storage location and change no result."""
-NAMES = {cls.__name__: name for choices in CHOICES.values() for name, cls in choices.items()}
 
 
 @dataclass(frozen=True)
@@ -34,8 +32,8 @@ class Group:
 def grouped(runs: list[RunData]) -> list[Group]:
     """Groups runs by experiment, in the order of their first runs."""
     groups: dict[str, tuple[Settings, list[RunData]]] = {}
-    for run in runs:
-        settings = _without_run_seed(_settings_of(run), run.seed)
+    for run, tree in zip(runs, _trees_of(runs), strict=True):
+        settings = _without_run_seed(_settings_of(run, tree), run.seed)
         groups.setdefault(key_of(settings), (settings, []))[1].append(run)
     return [_group(settings, found) for settings, found in _merged(list(groups.values()))]
 
@@ -63,12 +61,50 @@ def _start_time(run: RunData) -> float:
         return 0.0
 
 
-def _settings_of(run: RunData) -> Settings:
+def _trees_of(runs: list[RunData]) -> list[Settings]:
+    """Each run's configuration by dotted path, such that equal settings compare equal.
+
+    Configurations written by the same version of fedecho differ only in what they say. All others are read with their
+    defaults, which imports torch.
+    """
+    configs = [run.header["config"] or {} for run in runs]
+    if _written_alike(runs):
+        return _with_nones([_flat(_jsonable(config)) for config in configs])
+    names = _class_names()
+    return [_flat(_as_parts(config) if config else {}, names=names) for config in configs]
+
+
+def _written_alike(runs: list[RunData]) -> bool:
+    sources = {(run.header.get("software") or {}).get("source") for run in runs}
+    has_parts = any(run.header["config"] is None or run.header.get("parts") is not None for run in runs)
+    return not has_parts and len(sources) == 1 and None not in sources
+
+
+def _with_nones(trees: list[Settings]) -> list[Settings]:
+    """A written configuration leaves out every setting that is None."""
+    for key in dict.fromkeys(key for tree in trees for key in tree):
+        part = key.rpartition(".")[0]
+        classes = {tree.get(f"{part}.class") for tree in trees if key in tree}
+        for tree in trees:
+            is_same = key not in tree and tree.get(f"{part}.class") in classes
+            if is_same and (not part or any(other.startswith(f"{part}.") for other in tree)):
+                tree[key] = None
+    return trees
+
+
+def _jsonable(value: Any) -> Any:
+    """Infinities as texts, as in a description of parts."""
+    if isinstance(value, dict):
+        return {key: _jsonable(each) for key, each in value.items()}
+    return repr(value) if isinstance(value, float) and not isfinite(value) else value
+
+
+def _settings_of(run: RunData, tree: Settings) -> Settings:
     """Everything that identifies the experiment, by dotted path. Excludes how and where it was computed."""
     header = run.header
     config, parts = header["config"], header.get("parts")
     settings: Settings = {"method": run.algorithm, "name": header["name"]}
-    flat = _flat((_as_parts(config) if config is not None else {}) | (parts or {})) | (header.get("attributes") or {})
+    flat = tree | (_flat(parts, names=_class_names()) if parts else {}) | (header.get("attributes") or {})
     if config is None:
         flat |= {key: header.get(key) for key in ("num_params", "num_unlabeled")}
     kept = {key: value for key, value in flat.items() if not _is_location(key, value, header)}
@@ -77,6 +113,9 @@ def _settings_of(run: RunData) -> Settings:
 
 def _as_parts(config: dict[str, Any]) -> dict[str, Any]:
     """A configuration with its defaults filled in, in the form in which headers describe custom parts, so that both compare."""
+    from fedecho.runs.config import from_config
+    from fedecho.runs.experiment import described
+
     try:
         tree: dict[str, Any] = described(from_config(config))
         return tree
@@ -99,14 +138,22 @@ def _is_location(key: str, value: Any, header: Header) -> bool:
     return key == "task.data_dir" and (header["config"] is not None or bool(header.get("inputs")))
 
 
-def _flat(tree: Mapping[str, Any], path: str = "") -> Settings:
+@cache
+def _class_names() -> dict[str, str]:
+    """The names in configurations of tasks, methods and partitioners, by class."""
+    from fedecho.runs.config import CHOICES
+
+    return {cls.__name__: name for choices in CHOICES.values() for name, cls in choices.items()}
+
+
+def _flat(tree: Mapping[str, Any], path: str = "", names: Mapping[str, str] | None = None) -> Settings:
     flat: Settings = {}
     for key, value in tree.items():
         if isinstance(value, dict):
-            flat |= _flat(value, f"{path}{key}.")
+            flat |= _flat(value, f"{path}{key}.", names)
         else:
             named = path and isinstance(value, str) and (key == "class" or (key == "name" and "class" not in tree))
-            flat[f"{path}class" if named else f"{path}{key}"] = NAMES.get(value, value) if named else value
+            flat[f"{path}class" if named else f"{path}{key}"] = (names or {}).get(value, value) if named else value
     return flat
 
 

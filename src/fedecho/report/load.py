@@ -11,11 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedecho.report.spec import Floats, Ints
-from fedecho.runs.identity import is_finished
 from fedecho.runs.record import RECORD, read_header, read_record
 from fedecho.runs.record import Line as RecordLine
 from fedecho.runs.record_schema import Clients, Header
-from fedecho.runs.summary import Summary
+from fedecho.runs.summary import Summary, is_finished
 
 STATUSES = ("accepted", "rejected", "lost")
 LAST = 10

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterable, Mapping
 from statistics import fmean, stdev
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -11,8 +12,10 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 from rich.text import Text
 
-from fedecho.runs.run_stats import RunState
 from fedecho.runs.summary import Summary
+
+if TYPE_CHECKING:
+    from fedecho.runs.run_stats import RunState
 
 
 def percent(values: list[float]) -> str:
@@ -97,7 +100,7 @@ class LiveProgress:
         if self._drawn:  # stopping bars that were never started would print a newline
             self._bars.stop()
 
-    def update(self, run: str, state: RunState) -> None:
+    def update(self, run: str, state: "RunState") -> None:
         if self._silent:
             return
         now = time.monotonic()
@@ -115,7 +118,7 @@ class LiveProgress:
         left = "" if state.done else "left"
         self._bars.update(self._tasks[run], completed=state.version, state=state.text, arrivals=state.arrivals, left=left)
 
-    def _print_line(self, run: str, state: RunState, now: float) -> None:
+    def _print_line(self, run: str, state: "RunState", now: float) -> None:
         if not state.done and now - self._last_line.setdefault(run, now) < self.LINE_EVERY_S:
             return
         self._last_line[run] = now

@@ -16,7 +16,7 @@ from fedecho.runs.run import simulate
 from fedecho.runs.run_stats import DivergedError, Following, RunState
 from fedecho.runs.settings import setting_of, shown
 from fedecho.runs.summary import Summary
-from fedecho.storage.checkpoint import write_atomically
+from fedecho.storage.files import write_atomically
 from fedecho.storage.user_files import MIB, read_bytes
 from fedecho.tracking import tracked
 

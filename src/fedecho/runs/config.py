@@ -15,6 +15,7 @@ from fedecho.runs.experiment import Experiment
 from fedecho.runs.recipes import RECIPES
 from fedecho.runs.settings import resolve_paths, setting_of
 from fedecho.runs.suggestions import KEYS, unknown
+from fedecho.runs.suggestions import ConfigError as ConfigError
 from fedecho.storage.user_files import read_toml
 from fedecho.tasks import TASKS
 from fedecho.tasks.partition import PARTITIONERS
@@ -24,10 +25,6 @@ MOST = 3.4e38
 """The limit for numbers, just below the largest float32."""
 VERSIONS = "versions"
 """The command line's short name for ``num_versions``."""
-
-
-class ConfigError(ValueError):
-    """Invalid user input, with a one-line message."""
 
 
 class UnknownKeyError(ConfigError):

@@ -21,8 +21,8 @@ from fedecho.runs.identity import check_same, is_finished, model_digest
 from fedecho.runs.record import RECORD, Line, Mark, Record, read_header
 from fedecho.runs.record_schema import Header
 from fedecho.runs.summary import Summary, accuracies, last_scores
-from fedecho.storage.checkpoint import CheckpointError, Every, decode, load_checkpoint, remove_checkpoints, write_atomically
-from fedecho.storage.files import disk_full_at, make_private, open_own
+from fedecho.storage.checkpoint import CheckpointError, Every, decode, load_checkpoint, remove_checkpoints
+from fedecho.storage.files import disk_full_at, make_private, open_own, write_atomically
 
 ADVICE = "start in a new folder"
 ALGORITHM_STATE = "state"

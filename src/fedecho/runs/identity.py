@@ -20,8 +20,8 @@ from fedecho.runs.build import Simulation
 from fedecho.runs.config import ConfigError, completed, differences, to_config
 from fedecho.runs.experiment import Experiment, attributes, described
 from fedecho.runs.record import RECORD, Line, Record, read_header
-from fedecho.runs.record_schema import Header
-from fedecho.runs.summary import SUMMARY
+from fedecho.runs.record_schema import MODEL_FILES, Header
+from fedecho.runs.summary import is_finished as is_finished
 from fedecho.simulation.runtimes import ClientRuntimes
 from fedecho.storage.files import arrays_sha256, file_sha256, source_sha256
 from fedecho.storage.user_files import FileError
@@ -131,7 +131,6 @@ def _last_of(folder: Path) -> dict[str, Any]:
     return gpu | found if isinstance(found, dict) else gpu
 
 
-MODEL_FILES = "model files"
 MOST_LISTED = 10_000
 """Above this many clients, a header has totals instead of one entry per client."""
 
@@ -203,10 +202,6 @@ def trace_digest(experiment: Experiment) -> str | None:
         raise ConfigError(f"cannot read the trace {trace}: {error.reason}") from None
     except OSError as error:
         raise ConfigError(f"cannot read the trace {trace}: {error.strerror or error}") from None
-
-
-def is_finished(folder: Path) -> bool:
-    return (folder / SUMMARY).is_file()
 
 
 def model_digest(weights: Weights) -> str:

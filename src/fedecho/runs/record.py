@@ -15,15 +15,16 @@ from hashlib import sha256
 from itertools import count
 from math import isfinite
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from fedecho.core.loop import Moment
-from fedecho.core.server import Receipt
 from fedecho.runs.record_schema import Header, SchemaError, check_line, loaded
-from fedecho.simulation.runtimes import ClientRuntimes
-from fedecho.storage.checkpoint import write_atomically
-from fedecho.storage.files import DiskFullError, disk_full_at, open_own
+from fedecho.storage.files import DiskFullError, disk_full_at, open_own, write_atomically
 from fedecho.storage.user_files import MIB
+
+if TYPE_CHECKING:  # `fedecho report` reads records without torch
+    from fedecho.core.loop import Moment
+    from fedecho.core.server import Receipt
+    from fedecho.simulation.runtimes import ClientRuntimes
 
 RECORD = "run.jsonl"
 MOST_LINE_BYTES = 256 * MIB
@@ -53,7 +54,7 @@ class Mark:
 class Record:
     """Appends lines to a run's record and keeps a running digest of it."""
 
-    def __init__(self, file: BinaryIO, runtimes: ClientRuntimes, path: Path = Path(RECORD), every: int = 1) -> None:
+    def __init__(self, file: BinaryIO, runtimes: "ClientRuntimes", path: Path = Path(RECORD), every: int = 1) -> None:
         self._file = file
         self._runtimes = runtimes
         self._path = path
@@ -62,17 +63,17 @@ class Record:
         self._digest = sha256()
 
     @classmethod
-    def in_memory(cls, runtimes: ClientRuntimes, every: int = 1) -> "Record":
+    def in_memory(cls, runtimes: "ClientRuntimes", every: int = 1) -> "Record":
         return cls(io.BytesIO(), runtimes, every=every)
 
     @classmethod
-    def new(cls, folder: Path, runtimes: ClientRuntimes, header: Line, every: int = 1) -> "Record":
+    def new(cls, folder: Path, runtimes: "ClientRuntimes", header: Line, every: int = 1) -> "Record":
         line = json.dumps({"event": "header", **header}, separators=(",", ":"))
         write_atomically(folder / RECORD, line.encode() + b"\n")  # the file never exists without its header
         return cls.continued(folder, runtimes, None, every)
 
     @classmethod
-    def continued(cls, folder: Path, runtimes: ClientRuntimes, mark: Mark | None, every: int = 1) -> "Record":
+    def continued(cls, folder: Path, runtimes: "ClientRuntimes", mark: Mark | None, every: int = 1) -> "Record":
         """Reopen a record, truncated to ``mark`` (None: to its header). The rest of the run is replayed."""
         path = folder / RECORD
         file = open(path, "rb+", opener=open_own)  # noqa: SIM115 (Path.open has no opener; the record closes the file)
@@ -104,7 +105,7 @@ class Record:
         with disk_full_at(self._path):
             self._file.write(data)
 
-    def moment(self, moment: Moment) -> None:
+    def moment(self, moment: "Moment") -> None:
         receipt = moment.receipt
         for sent in moment.sent:
             if sent.number % self._every == 0:
@@ -117,7 +118,7 @@ class Record:
             line = {"event": "version", "version": step.model.version, "time": rounded(moment.time)}
             self.write(_numbers(step.metrics) | line)
 
-    def _is_sampled(self, receipt: Receipt) -> bool:
+    def _is_sampled(self, receipt: "Receipt") -> bool:
         """Is this message recorded? Every n-th dispatch has its answer, and every n-th message without a job is kept."""
         if receipt.dispatch >= 0:
             return receipt.dispatch % self._every == 0
@@ -136,7 +137,7 @@ class Record:
         self.flush()
         return line
 
-    def _arrival(self, time: float, receipt: Receipt) -> Line:
+    def _arrival(self, time: float, receipt: "Receipt") -> Line:
         line: Line = {"event": "arrival", "time": rounded(time), "client": receipt.client, "status": receipt.status}
         if receipt.reason:
             line["reason"] = receipt.reason

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict, Union, get_a
 
 LARGEST_INT, LARGEST = 2**63 - 1, sys.float_info.max
 """Limits of numbers: they are stored in 64-bit arrays."""
+MODEL_FILES = "model files"
+"""The note in a header that holds the digest of a pretrained model's files."""
 MOST_CLIENTS = 10**8
 """Reports allocate an array entry for each client."""
 

@@ -2,14 +2,13 @@
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from errno import ENOMEM
 from types import FrameType
-
-import torch
 
 WORDS = ("out of memory", "allocate memory", "not enough memory", "alloc_failed", "memoryerror")
 """Phrases of out-of-memory errors that have no exception type of their own. Illegal memory accesses do not contain them."""
@@ -27,8 +26,14 @@ def shortage(error: BaseException) -> str:
         return str(error)
     text = str(error).strip()
     by_text = isinstance(error, RuntimeError) and any(word in text.lower().replace(GUESS, "") for word in WORDS)
-    by_type = isinstance(error, MemoryError | torch.OutOfMemoryError) or (isinstance(error, OSError) and error.errno == ENOMEM)
+    by_type = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == ENOMEM) or _is_torchs(error)
     return f"not enough memory: {(text.splitlines() or ['allocation failed'])[0]}" if by_text or by_type else ""
+
+
+def _is_torchs(error: BaseException) -> bool:
+    """Without importing torch: an error of torch's comes from a process that has."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(error, torch.OutOfMemoryError)
 
 
 AGAIN_S = 1.0

@@ -77,6 +77,10 @@ TASKS: dict[str, str] = {
 }
 
 
+class ConfigError(ValueError):
+    """Invalid input from a user, described in one line."""
+
+
 def unknown(name: str, choices: Iterable[str], what: str) -> str:
     """One line about a name that is not among ``choices``, with a hint. ``what`` is the kind of name, such as "key"."""
     names, last = list(choices), name.rpartition(".")[2]

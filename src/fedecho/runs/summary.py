@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedecho.runs.record_schema import SchemaError, Spent, check_fields, is_number, loaded
-from fedecho.storage.checkpoint import write_atomically
+from fedecho.storage.files import write_atomically
 from fedecho.storage.user_files import MIB, FileError, read_bytes
 
 SUMMARY = "summary.json"
@@ -64,6 +64,10 @@ class Summary:
             raise ValueError(
                 f"{path} is damaged ({error}); remove it and run `fedecho resume {folder}` to recreate it"
             ) from None
+
+
+def is_finished(folder: Path) -> bool:
+    return (folder / SUMMARY).is_file()
 
 
 def accuracies(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -1,12 +1,10 @@
 """Checkpoints: a state as one safetensors file, with tensors as tensors and everything else as JSON."""
 
 import hashlib
-import io
 import json
-import os
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from math import prod
 from pathlib import Path
@@ -17,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fedecho.core.task import defines
-from fedecho.storage.files import disk_full_at, open_own
+from fedecho.storage.files import write_atomically
 
 DTYPES = {
     torch.float64: "F64",
@@ -206,36 +204,6 @@ class Every(dict[Any, Any]):
 
     def get(self, key: Any, default: Any = None) -> Any:
         return self._template
-
-
-def write_atomically(path: Path, data: bytes | Iterable[bytes | memoryview]) -> None:
-    """Write a file completely or not at all, even across a power cut. A failed write leaves an existing file unchanged."""
-    pieces = [data] if isinstance(data, bytes) else data
-    temporary = path.with_name(path.name + ".part")
-    with disk_full_at(path):
-        try:
-            temporary.unlink(missing_ok=True)  # left by another process, or a link planted there
-            # Unbuffered, so that closing the file writes nothing and cannot fail.
-            with open(temporary, "xb", buffering=0, opener=open_own) as file:
-                for piece in pieces:
-                    _write_all(file, piece)
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
-
-def _write_all(file: io.FileIO, data: bytes | memoryview) -> None:
-    """Write all of ``data``. A nearly full disk accepts a part and only fails at the next write."""
-    rest = memoryview(data)
-    while rest:
-        rest = rest[file.write(rest) :]
 
 
 def save_checkpoint(folder: Path, number: int, value: Any) -> Path:

@@ -1,5 +1,6 @@
 """Safe writing of run files (no symbolic links, private folders, clear errors on a full disk), and digests of input files."""
 
+import io
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -82,3 +83,33 @@ def source_sha256() -> str:
         with path.open("rb") as file:
             digest.update(f"{path.relative_to(package).as_posix()} {file_digest(file, 'sha256').hexdigest()}\n".encode())
     return digest.hexdigest()
+
+
+def write_atomically(path: Path, data: bytes | Iterable[bytes | memoryview]) -> None:
+    """Write a file completely or not at all, even across a power cut. A failed write leaves an existing file unchanged."""
+    pieces = [data] if isinstance(data, bytes) else data
+    temporary = path.with_name(path.name + ".part")
+    with disk_full_at(path):
+        try:
+            temporary.unlink(missing_ok=True)  # left by another process, or a link planted there
+            # Unbuffered, so that closing the file writes nothing and cannot fail.
+            with open(temporary, "xb", buffering=0, opener=open_own) as file:
+                for piece in pieces:
+                    _write_all(file, piece)
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def _write_all(file: io.FileIO, data: bytes | memoryview) -> None:
+    """Write all of ``data``. A nearly full disk accepts a part and only fails at the next write."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]

@@ -1,18 +1,21 @@
-"""The built-in tasks; ``TASKS`` maps their names to classes."""
+"""The built-in tasks; ``TASKS`` maps their names to classes.
 
-from typing import Any
+Names are imported on first use, so the light modules of this package (where data files are, downloads) do not import torch.
+"""
 
-from fedecho.core.task import Task
-from fedecho.tasks.text.mathinstruct import MathInstructTask
-from fedecho.tasks.text.mrpc import MrpcTask
-from fedecho.tasks.vision.cifar import CifarTask
-from fedecho.tasks.vision.digits import DigitsTask
+from typing import TYPE_CHECKING, Any
 
-TASKS: dict[str, type[Any]] = {
-    "digits": DigitsTask,
-    "cifar": CifarTask,
-    "mrpc": MrpcTask,
-    "mathinstruct": MathInstructTask,
-}
+if TYPE_CHECKING:
+    from fedecho.core.task import Task
+    from fedecho.tasks.registry import TASKS, CifarTask, DigitsTask, MathInstructTask, MrpcTask
 
 __all__ = ["TASKS", "CifarTask", "DigitsTask", "MathInstructTask", "MrpcTask", "Task"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'fedecho.tasks' has no attribute {name!r}")
+    from fedecho.core import task
+    from fedecho.tasks import registry
+
+    return getattr(task if name == "Task" else registry, name)

@@ -9,10 +9,12 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from math import isfinite
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from fedecho.core.loop import Moment
 from fedecho.tracking.sinks import Sink
+
+if TYPE_CHECKING:
+    from fedecho.core.loop import Moment
 
 QUEUE_SIZE = 10_000
 """Versions that may wait for a slow sink. Further ones are dropped; the record has them all."""
@@ -36,7 +38,7 @@ class Tracker:
         if makers:
             self._thread.start()
 
-    def __call__(self, moment: Moment, scores: Mapping[str, float] | None) -> None:
+    def __call__(self, moment: "Moment", scores: Mapping[str, float] | None) -> None:
         receipt = moment.receipt
         if receipt.status in self._counts:
             self._counts[receipt.status] += 1

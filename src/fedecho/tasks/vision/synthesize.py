@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from fedecho.core.randomness import torch_rng
-from fedecho.storage.checkpoint import write_atomically
-from fedecho.storage.files import file_sha256
+from fedecho.storage.files import file_sha256, write_atomically
 from fedecho.tasks.text.readers import json_of, read_text, with_keys
 from fedecho.tasks.vision.unlabeled import PAPER_MODEL, sidecar
 
