@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from fedecho import ALGORITHMS, RECIPES, Experiment, load, simulate
-from fedecho.cli import app, runs
+from fedecho.cli import app, data, runs
 from fedecho.paper import results
 from fedecho.runs import compare, estimates
 from fedecho.runs.compare import Compared
@@ -36,8 +35,7 @@ def _nothing_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compare, "run_all", lambda *arguments, **options: Compared([_summary()], {}))
     monkeypatch.setattr(results, "fill", lambda *arguments, **options: [])
     monkeypatch.setattr(estimates, "server_cost", lambda *arguments: ServerCost(0.0, 0.0, 1, 1, 1, 1))
-    data_commands = sys.modules["fedecho.cli.data"]  # its name in the package is that of a group of commands
-    monkeypatch.setattr(data_commands, "fetch", lambda *arguments: Path())
+    monkeypatch.setattr(data, "fetch", lambda *arguments: Path())
     monkeypatch.setattr(synthesize, "synthesize", lambda *arguments, **options: Path())
 
 

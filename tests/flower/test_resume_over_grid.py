@@ -340,7 +340,7 @@ def test_resume_of_a_finished_deployed_run_says_that_it_is_finished(options: lis
         assert json.loads(done.output)["num_versions"] == 2
     else:
         assert done.output.count("\n") == 1
-        assert "is finished already; to run its app again, submit it with another run folder" in done.output
+        assert "is already finished; to run its app again, submit it with another run folder" in done.output
         assert "executor" not in done.output
 
 

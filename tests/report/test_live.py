@@ -95,7 +95,7 @@ def test_the_command_serves_until_ctrl_c(folder: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, rest = process.communicate(timeout=20)
     assert process.returncode == 0
-    assert rest == "no longer watching; the runs go on\n"
+    assert rest == "no longer watching; the runs continue\n"
 
 
 def test_a_port_in_use_is_said_with_the_fix(port: int, folder: Path) -> None:

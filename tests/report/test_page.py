@@ -58,7 +58,7 @@ def test_the_command_writes_the_page_and_says_so(tmp_path: Path) -> None:
     assert new.stdout.strip() == str(tmp_path / "new" / "report.html")
     (tmp_path / "mine.toml").write_text("seed = 3\n")
     refused = CliRunner().invoke(app, ["report", str(folder), "--out", str(tmp_path / "mine.toml")])
-    assert (refused.exit_code, "must end in .html" in " ".join(refused.stderr.split())) == (2, True)
+    assert (refused.exit_code, "name that ends in .html" in " ".join(refused.stderr.split())) == (2, True)
     assert (tmp_path / "mine.toml").read_text() == "seed = 3\n"
     wrong = CliRunner().invoke(app, ["report", str(folder), "--figures", str(tmp_path / "report.html")])
     assert (wrong.exit_code, "report.html is a file, not a folder" in " ".join(wrong.stderr.split())) == (2, True)

@@ -98,7 +98,7 @@ def test_the_command_shows_each_seed() -> None:
     assert shown.count("5 versions take") == 2
     rows = [line.split() for line in shown.splitlines() if line.strip().startswith(("short", "medium", "long"))]
     assert rows[2] == ["long", "2", "0", "-", "2", "-", "-"]
-    assert "silent: clients that do not report" in shown
+    assert "silent: clients that never report" in shown
     told = json.loads(said("digits", "--versions", "5", "--seeds", "0,1", "--json"))["schedules"]
     assert [each["seed"] for each in told] == [0, 1]
     assert rows[0][:3] == ["short", "12", str(told[0]["classes"][0]["num_reports"])]

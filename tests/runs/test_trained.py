@@ -52,7 +52,7 @@ def test_the_model_of_a_run_is_judged_as_its_summary_says(tmp_path: Path) -> Non
 def test_a_classifier_is_what_transformers_loads(world: Path, tmp_path: Path) -> None:
     """Its accuracy by transformers alone, one pair at a time, is the run's."""
     result = simulate(load("mrpc", algorithm="fedbuff", settings=MRPC), out=tmp_path / "run")
-    assert "from_pretrained loads it" in fedecho("export", str(tmp_path / "run"), "--out", str(tmp_path / "deep" / "new"))
+    assert "load it with from_pretrained" in fedecho("export", str(tmp_path / "run"), "--out", str(tmp_path / "deep" / "new"))
     model: Any = AutoModelForSequenceClassification.from_pretrained(tmp_path / "deep" / "new").eval()
     tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path / "deep" / "new")
     right, pairs = 0, read_pairs(world / "MRPC" / "dev.tsv", labelled=True)

@@ -53,13 +53,13 @@ DEFAULT = Path("runs")
 def compare(
     source: Source,
     algorithms: Annotated[
-        str, typer.Option(help="Methods, separated by commas.", autocompletion=complete_algorithms)
+        str, typer.Option(help="Comma-separated methods.", autocompletion=complete_algorithms)
     ] = "fedbuff,fadas,fedecho",
-    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0,1,2",
+    seeds: Annotated[str, typer.Option(help="Comma-separated seeds.")] = "0,1,2",
     versions: VersionsOption = None,
     settings: Settings = None,
     jobs: Annotated[
-        int | None, JOBS, typer.Option(help="Runs at a time; by default one per core with serial, else one after the other.")
+        int | None, JOBS, typer.Option(help="Number of parallel runs. Default: one per core with serial, otherwise 1.")
     ] = None,
     executor: ExecutorOption = "serial",
     workers: WorkersOption = None,
@@ -69,16 +69,19 @@ def compare(
     deterministic: Deterministic = False,
     other_software: OtherSoftware = False,
     folder: Annotated[
-        Path | None, typer.Option("--out", click_type=PLACE, help="Finished runs in it are kept, stopped ones resumed.")
+        Path | None,
+        typer.Option(
+            "--out", click_type=PLACE, help="Folder for the runs. Finished runs in it are kept, stopped ones resumed."
+        ),
     ] = None,
     data_dir: DataDir = None,
     track: Track = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run several methods with several seeds, and show them in one table.
+    """Run several methods with several seeds and compare them in one table.
 
-    Stop it whenever you like: the same command goes on where it was. `fedecho report FOLDER` makes a page of it.
+    Interrupt it at any time: the same command continues. `fedecho report FOLDER` builds a page of the results.
     """
     with friendly() as work, ExitStack() as stack:
         from fedecho.runs.compare import Planned, run_all, settings_of_methods, shares
@@ -119,14 +122,14 @@ def compare(
 def _check(target: Path) -> None:
     usable(target)
     if (target / RECORD).exists():
-        raise ConfigError(f"{target} holds a run, and a comparison is a folder of runs: choose another --out")
+        raise ConfigError(f"{target} holds a single run, but a comparison needs a folder of runs: choose another --out")
 
 
 def _show(compared: "Compared", target: Path, title: str, *, quiet: bool, as_json: bool) -> None:
     for label, why in compared.diverged.items():
-        say(f"{label} has diverged: {why}")
+        say(f"{label} diverged: {why}")
     if not compared.summaries:
-        raise ConfigError(f"none of the runs came to its end; to try them again, remove {target}")
+        raise ConfigError(f"none of the runs finished; to try again, remove {target}")
     if as_json:
         print_json({"folder": str(target), "runs": list(map(asdict, compared.summaries)), "diverged": compared.diverged})
         return
@@ -135,10 +138,10 @@ def _show(compared: "Compared", target: Path, title: str, *, quiet: bool, as_jso
         return
     diverged = Counter(label.partition(" seed ")[0] for label in compared.diverged)
     out.print(comparison(compared.summaries, title, diverged))
-    tell(f"the runs are in {target}; a page of them: fedecho report {target}")
+    tell(f"the runs are in {target}; for a page of results: fedecho report {target}")
 
 
 def _jobs(jobs: int | None, executor: str) -> int:
-    if jobs is None:  # the others take the machine for one run
+    if jobs is None:  # the other executors use the whole machine for one run
         return os.cpu_count() or 1 if executor == "serial" else 1
     return jobs

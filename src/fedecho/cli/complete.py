@@ -1,4 +1,4 @@
-"""What a shell may offer after a press of the tab key (`fedecho --install-completion`)."""
+"""Shell completion of recipes, methods, executors, sinks and settings."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ def complete_algorithm(incomplete: str) -> list[str]:
 
 
 def complete_algorithms(incomplete: str) -> list[str]:
-    """The last of several, separated by commas; what is there already is not offered again."""
+    """Complete the last of several comma-separated names, without those already given."""
     before, comma, last = incomplete.rpartition(",")
     left = [name for name in ALGORITHMS if name not in before.split(",")]
     return [f"{before}{comma}{name}" for name in left if name.startswith(last)]
@@ -34,7 +34,7 @@ def complete_sink(incomplete: str) -> list[str]:
 
 
 def complete_setting(context: typer.Context, incomplete: str) -> list[str]:
-    """The keys of the recipe or file that stands before it."""
+    """Complete the settings of the recipe or file given before."""
     from fedecho.runs.config import load, to_config
 
     try:

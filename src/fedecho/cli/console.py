@@ -1,4 +1,4 @@
-"""What every command shares: consoles, one-line errors and options."""
+"""Shared by all commands: consoles, one-line errors and options."""
 
 import json
 import os
@@ -41,7 +41,7 @@ Source = Annotated[
 Settings = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="Change any value, e.g. local.client_lr=0.1", autocompletion=complete_setting
+        "--set", metavar="KEY=VALUE", help="Change any setting, e.g. local.client_lr=0.1", autocompletion=complete_setting
     ),
 ]
 Track = Annotated[
@@ -49,14 +49,14 @@ Track = Annotated[
     typer.Option(
         "--track",
         metavar="SINK",
-        help=f"Also send numbers to {', '.join(SINKS)}; may be repeated.",
+        help=f"Also log metrics to {', '.join(SINKS)}; repeatable.",
         autocompletion=complete_sink,
     ),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but where the result is, and errors.")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, nothing else; for scripts.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the location of the result, and errors.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
 VersionsOption = Annotated[
-    int | None, VERSIONS, typer.Option("--versions", "--num-versions", help="How many global versions to make.")
+    int | None, VERSIONS, typer.Option("--versions", "--num-versions", help="Number of global versions to produce.")
 ]
 JOBS = at_least(1, most=4096)
 ExecutorOption = Annotated[
@@ -65,33 +65,36 @@ ExecutorOption = Annotated[
 WorkersOption = Annotated[
     int | None,
     at_least(1, most=10**5),
-    typer.Option("--workers", help="Processes of the pool (2), actors of Ray (one a core), or clients at once on a GPU (6)."),
+    typer.Option("--workers", help="Pool processes (default 2), Ray actors (one per core) or concurrent clients on a GPU (6)."),
 ]
 DeviceOption = Annotated[
-    str | None, typer.Option("--device", help="cuda: each worker of pool or ray has a GPU of its own. By default cpu.")
+    str | None, typer.Option("--device", help="cpu (default), or cuda to give each pool or ray worker its own GPU.")
 ]
 AddressOption = Annotated[
     str | None,
-    typer.Option("--address", metavar="auto|HOST:PORT", help="The Ray cluster to join; by default one is started here."),
+    typer.Option("--address", metavar="auto|HOST:PORT", help="The Ray cluster to join. Default: start a local one."),
 ]
-PrecisionOption = Annotated[str, typer.Option("--precision", help="On a GPU: bf16 or fp32.")]
-Deterministic = Annotated[bool, typer.Option("--deterministic", help="On a GPU: the same bytes every time, slower.")]
+PrecisionOption = Annotated[str, typer.Option("--precision", help="Precision on a GPU: bf16 or fp32.")]
+Deterministic = Annotated[bool, typer.Option("--deterministic", help="Make repeated GPU runs bit-identical; slower.")]
 OtherSoftware = Annotated[
-    bool, typer.Option("--other-software", help="Go on with runs that other software began; their records will say so.")
+    bool,
+    typer.Option(
+        "--other-software", help="Resume runs that were started with other software versions; their records will note it."
+    ),
 ]
 CheckpointEvery = Annotated[
     float,
     at_least(0, most=1e9),
-    typer.Option("--checkpoint-every", metavar="SECONDS", help="Real time between checkpoints."),
+    typer.Option("--checkpoint-every", metavar="SECONDS", help="Wall-clock time between checkpoints."),
 ]
 
 
 class UserPath(click.Path):
-    """A path as it was typed: never empty, ~ in full also where the shell leaves it (``--out=~/runs``)."""
+    """A non-empty path, with ~ expanded also where the shell does not (``--out=~/runs``)."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not str(value).strip():
-            self.fail("it is empty: name a place, or . for this folder", param, ctx)
+            self.fail("the path is empty: give one, or . for the current folder", param, ctx)
         try:
             return super().convert(str(at_home(Path(value))), param, ctx)
         except MissingDataError as error:
@@ -101,12 +104,12 @@ class UserPath(click.Path):
 PLACE = UserPath()
 DataDir = Annotated[
     Path | None,
-    typer.Option("--data-dir", click_type=PLACE, help="Where data and models are; by default FEDECHO_DATA, else ./data."),
+    typer.Option("--data-dir", click_type=PLACE, help="Folder of datasets and models. Default: FEDECHO_DATA, else ./data."),
 ]
 
 
 def use_data_dir(folder: Path | None) -> None:
-    """For this process and its workers. Where data lies is no part of an experiment, so no record names it."""
+    """Set the data folder of this process and its workers. It is not part of the experiment, so records do not contain it."""
     if folder is not None:
         os.environ[VARIABLE] = str(folder.absolute())
 
@@ -116,12 +119,12 @@ def say(text: str) -> None:
 
 
 def tell(text: str) -> None:
-    """A line of the result, in which a name stays what it is."""
+    """Print a line of the result, without interpreting markup in it."""
     out.print(one_line(text), soft_wrap=True, markup=False)
 
 
 def one_line(text: str) -> str:
-    """What a file or an argument brought along may hold line ends, and orders to a terminal."""
+    """Escape line breaks and terminal control sequences, which files and arguments may contain."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -135,9 +138,9 @@ class Work:
 
 @contextmanager
 def friendly() -> Iterator[Work]:
-    """A user's mistake is one line and exit code 2; a full disk is one and 1; a stop on request says how to go on, and 130.
+    """Turn exceptions into one line and an exit code: invalid input 2, a full disk 1, an interruption 130.
 
-    Whatever else is raised is a fault of ours: one line, exit code 1, and a log file with the traceback.
+    Any other exception is a bug: one line, exit code 1 and a log file with the traceback.
     """
     work = Work()
     try:
@@ -153,8 +156,8 @@ def friendly() -> Iterator[Work]:
         fail(str(error), 1)
     except OSError as error:
         if isinstance(error, BrokenPipeError) and _nobody_reads():
-            raise  # Typer ends without a word
-        fail(f"cannot go on: {error}; a run that had begun can be resumed", 2)
+            raise  # Typer exits silently
+        fail(f"cannot continue: {error}; a run that had started can be resumed", 2)
     except Exception as error:
         _end(error, work.folder)
 
@@ -176,13 +179,13 @@ def _end(error: Exception, folder: Path | None) -> NoReturn:
 
 
 def report_crash(error: Exception, folder: Path | None = None) -> None:
-    """One line about an error that nobody foresaw. The log is in the run's ``folder`` if it is there, else a temporary file."""
+    """Print one line about an unexpected error. The log is in the run's ``folder`` if that exists, else in a temporary file."""
     text = (str(error).strip().splitlines() or ["no message"])[0]
-    say(f"unexpected {type(error).__name__}: {text[:300]}; {_logged(error, folder)}; please report it with that file")
+    say(f"unexpected {type(error).__name__}: {text[:300]}; {_logged(error, folder)}; please report it and attach that file")
 
 
 def _logged(error: Exception, folder: Path | None) -> str:
-    """Where the traceback is. A new file, never what a link leads to, for its owner's eyes alone."""
+    """Write the traceback to a new file that only its owner can read, and say where it is."""
     text = _log_of(error)
     for place in ([] if folder is None or not folder.is_dir() else [str(folder)]) + [None]:
         with suppress(OSError):
@@ -203,17 +206,17 @@ def _log_of(error: Exception) -> str:
 
 
 def _nobody_reads() -> bool:
-    """Does what is printed go nowhere? `| head` has seen enough."""
+    """Whether stdout is a pipe that its reader has closed, as `| head` does."""
     try:
         poll = select.poll()
         poll.register(sys.stdout.fileno(), 0)
         return any(event & select.POLLERR for _, event in poll.poll(0))
-    except (AttributeError, OSError, ValueError):  # not a question for this system, or for what stands in for a terminal
+    except (AttributeError, OSError, ValueError):  # no poll on this system, or stdout has no file descriptor
         return False
 
 
 def print_json(told: Any) -> None:
-    """Plain text without colors, however wide the terminal."""
+    """Print JSON without colors or wrapping."""
     print(json.dumps(told, indent=1))
 
 
@@ -223,7 +226,7 @@ def fail(text: str, code: int) -> NoReturn:
 
 
 def usable(folder: Path) -> None:
-    """Is this a place to write to? Said before any work is done."""
+    """Check that a folder is writable, before any work is done."""
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file, not a folder")
     nearest = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
@@ -232,7 +235,7 @@ def usable(folder: Path) -> None:
 
 
 def checked(command: Callable[..., None]) -> Callable[..., None]:
-    """The command, with options in the ranges that they declare."""
+    """Wrap a command to check its options against the ranges they declare."""
     ranges: dict[str, tuple[str, Declared]] = {}
     for name, hint in get_type_hints(command, include_extras=True).items():
         options = [each for each in getattr(hint, "__metadata__", ()) if isinstance(each, OptionInfo)]
@@ -261,7 +264,7 @@ def execution_options(
     address: str | None = None,
     other_software: bool = False,
 ) -> dict[str, Any]:
-    """Checked before any work is done."""
+    """The arguments of ``Execution``, checked before any work is done."""
     from fedecho.runs.execution import Execution
 
     told: Any = {"executor": executor, "workers": workers, "precision": precision, "deterministic": deterministic}
@@ -271,10 +274,10 @@ def execution_options(
 
 
 def names(text: str) -> list[str]:
-    """Methods, separated by commas, each once."""
+    """Split comma-separated methods and drop duplicates."""
     found = [name.strip() for name in text.split(",") if name.strip()]
     if not found:
-        raise ConfigError("--algorithms names no method")
+        raise ConfigError("--algorithms is empty: give at least one method")
     return list(dict.fromkeys(found))
 
 
@@ -282,7 +285,7 @@ def numbers(text: str, option: str) -> tuple[int, ...]:
     try:
         found = tuple(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError:
-        raise ConfigError(f"{option} must be whole numbers separated by commas, got {shown(text)}") from None
+        raise ConfigError(f"{option} must be comma-separated whole numbers, got {shown(text)}") from None
     for number in found:
         if fault := SEEDS.fault(number):
             raise ConfigError(f"{option}: each {fault}")

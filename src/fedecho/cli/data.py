@@ -16,7 +16,7 @@ data = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",
-    help="Get image sets, or make an unlabeled one.",
+    help="Download image datasets or generate an unlabeled one.",
 )
 
 
@@ -26,7 +26,7 @@ def fetch_set(
     name: Annotated[str, typer.Argument(metavar="cifar10|cifar100|stl10")],
     data_dir: DataDir = None,
 ) -> None:
-    """Download a set from its authors, check it and unpack it; a broken download goes on where it stopped."""
+    """Download a dataset from its authors, verify and unpack it. Resumes an interrupted download."""
     columns = (TextColumn(name), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with friendly():
         usable(data_folder(data_dir))
@@ -39,19 +39,19 @@ def fetch_set(
 @data.command("synthesize")
 @checked
 def synthesize_set(
-    model: Annotated[str, typer.Argument(help="A folder or a hub name of an unconditional diffusion pipeline.")],
-    num: Annotated[int, at_least(1, most=10**8), typer.Option(help="How many images.")] = 2000,
+    model: Annotated[str, typer.Argument(help="A folder or a Hugging Face Hub name of an unconditional diffusion pipeline.")],
+    num: Annotated[int, at_least(1, most=10**8), typer.Option(help="Number of images.")] = 2000,
     seed: Annotated[Seed, typer.Option(help="The seed of the images.")] = 0,
     steps: Annotated[
-        int | None, at_least(1, most=10**6), typer.Option(help="Denoising steps; by default the model's own.")
+        int | None, at_least(1, most=10**6), typer.Option(help="Denoising steps. Default: the model's own.")
     ] = None,
-    batch_size: Annotated[int, at_least(1, most=10**6), typer.Option(help="Images at a time.")] = 64,
+    batch_size: Annotated[int, at_least(1, most=10**6), typer.Option(help="Images per batch.")] = 64,
     target: Annotated[
-        Path | None, typer.Option("--out", click_type=PLACE, help="By default synthetic-32.npy in the data folder.")
+        Path | None, typer.Option("--out", click_type=PLACE, help="Output file. Default: synthetic-32.npy in the data folder.")
     ] = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Sample a diffusion model into an array that a task takes as its unlabeled set. Goes on where it stopped."""
+    """Sample images from a diffusion model as an unlabeled set for a task. Resumes if interrupted."""
     with friendly():
         from fedecho.tasks.vision.synthesize import synthesize
 

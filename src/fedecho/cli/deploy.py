@@ -1,4 +1,4 @@
-"""``fedecho certificates``, ``serve``, ``join`` and ``submit``: Flower's programs with hardened defaults."""
+"""``fedecho certificates``, ``serve``, ``join`` and ``submit``: Flower's programs with secure defaults."""
 
 import os
 from pathlib import Path
@@ -13,19 +13,19 @@ from fedecho.storage.user_files import MIB, check_file
 
 PORT = between(1, 65535)
 PAUSE = at_least(0, most=1e6)
-Ca = Annotated[Path | None, typer.Option("--ca", click_type=PLACE, help="The authority's certificate, ca.crt.")]
-Insecure = Annotated[bool, typer.Option("--insecure", help="No TLS: only on a network you trust.")]
+Ca = Annotated[Path | None, typer.Option("--ca", click_type=PLACE, help="The CA certificate, ca.crt.")]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Do not use TLS. Only for trusted networks.")]
 
 
 def certificates(
     folder: Annotated[
-        Path, typer.Argument(click_type=PLACE, metavar="DIR", help="Where the files go; only its owner may enter.")
+        Path, typer.Argument(click_type=PLACE, metavar="DIR", help="Output folder, accessible to its owner only.")
     ],
-    host: Annotated[list[str], typer.Option("--host", help="A name or address by which nodes reach the server; repeatable.")],
-    nodes: Annotated[int, at_least(0, most=10_000), typer.Option("--nodes", help="How many key pairs for nodes.")] = 0,
-    days: Annotated[int, at_least(1, most=36_500), typer.Option("--days", help="How long the certificate is valid.")] = 365,
+    host: Annotated[list[str], typer.Option("--host", help="A host name or address of the server; repeatable.")],
+    nodes: Annotated[int, at_least(0, most=10_000), typer.Option("--nodes", help="Number of node key pairs.")] = 0,
+    days: Annotated[int, at_least(1, most=36_500), typer.Option("--days", help="Validity of the certificate in days.")] = 365,
 ) -> None:
-    """Make a certificate for a server and keys for its nodes."""
+    """Create a server certificate and keys for its nodes."""
     with friendly():
         _need_flower()
         from fedecho.flower.launch import make_certificates, make_node_keys
@@ -39,19 +39,21 @@ def certificates(
 
 def serve(
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, PORT, typer.Option(help="The one port that nodes need.")] = 8000,
+    port: Annotated[int, PORT, typer.Option(help="The port that nodes connect to.")] = 8000,
     ca: Ca = None,
     certificate: Annotated[
         Path | None, typer.Option("--certificate", click_type=PLACE, help="The server's certificate.")
     ] = None,
-    key: Annotated[Path | None, typer.Option("--key", click_type=PLACE, help="The key of the server's certificate.")] = None,
+    key: Annotated[Path | None, typer.Option("--key", click_type=PLACE, help="The server's private key.")] = None,
     insecure: Insecure = False,
-    any_node: Annotated[bool, typer.Option("--any-node", help="With TLS: let nodes in whose key is not registered.")] = False,
+    any_node: Annotated[
+        bool, typer.Option("--any-node", help="With TLS: also accept nodes whose key is not registered.")
+    ] = False,
     database: Annotated[
-        Path | None, typer.Option("--database", click_type=PLACE, help="Keep registered nodes in this file.")
+        Path | None, typer.Option("--database", click_type=PLACE, help="Store registered nodes in this file.")
     ] = None,
 ) -> None:
-    """Start a SuperLink: TLS and registered nodes only, unless told otherwise."""
+    """Start a SuperLink with TLS and registered nodes only (the default)."""
     with friendly():
         _need_flower()
         from fedecho.flower.launch import Tls, superlink
@@ -59,26 +61,28 @@ def serve(
         _check_host(host)
         tls = Tls.checked(insecure, ca=ca, certificate=certificate, key=key)
         if host not in ("127.0.0.1", "::1", "localhost"):
-            say(f"{host} is open to others, the control API too, which starts runs: put a proxy before it (docs/deployment.md)")
+            say(f"{host} exposes the control API, which can start runs, to others: put a proxy before it (docs/deployment.md)")
         _become(superlink(host, port, tls, authenticate=not insecure and not any_node, database=database))
 
 
 def join(
     address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="The SuperLink.")],
-    client: Annotated[int, at_least(0, most=10**8 - 1), typer.Option(help="Which client this node is, from 0.")],
+    client: Annotated[int, at_least(0, most=10**8 - 1), typer.Option(help="Index of this node's client, from 0.")],
     ca: Ca = None,
     private_key: Annotated[
-        Path | None, typer.Option("--private-key", click_type=PLACE, help="The node's own key (node0).")
+        Path | None, typer.Option("--private-key", click_type=PLACE, help="The node's private key (node0).")
     ] = None,
     insecure: Insecure = False,
-    port: Annotated[int, PORT, typer.Option(help="A local port for the node's own processes.")] = 9094,
-    pause_s: Annotated[float, PAUSE, typer.Option(help="Be so many seconds slower a message, for trials.")] = 0.0,
+    port: Annotated[int, PORT, typer.Option(help="A local port for the node's processes.")] = 9094,
+    pause_s: Annotated[float, PAUSE, typer.Option(help="Seconds to wait before each reply, for experiments.")] = 0.0,
     node_config: Annotated[
         list[str] | None,
-        typer.Option("--node-config", metavar="PAIRS", help="What else the app asks of a node, such as 'num-partitions=3'."),
+        typer.Option(
+            "--node-config", metavar="PAIRS", help="Further node settings that the app reads, such as 'num-partitions=3'."
+        ),
     ] = None,
 ) -> None:
-    """Start a SuperNode: one client of the federation."""
+    """Start a SuperNode, which is one client of the federation."""
     with friendly():
         _need_flower()
         from fedecho.flower.config import key_values
@@ -100,21 +104,24 @@ def submit(
     ca: Ca = None,
     insecure: Insecure = False,
     run_out: Annotated[
-        Path | None, typer.Option("--out", click_type=PLACE, help="The server's run folder; a stopped run there goes on.")
+        Path | None, typer.Option("--out", click_type=PLACE, help="The server's run folder; a stopped run in it is resumed.")
     ] = None,
     versions: Annotated[
-        int | None, VERSIONS, typer.Option("--versions", "--num-versions", help="How many global versions to make.")
+        int | None, VERSIONS, typer.Option("--versions", "--num-versions", help="Number of global versions to produce.")
     ] = None,
     run_config: Annotated[
         list[str] | None,
-        typer.Option("--run-config", metavar="PAIRS", help="The app's own settings: 'num-server-rounds=9', or a TOML file."),
+        typer.Option(
+            "--run-config", metavar="PAIRS", help="The app's settings, such as 'num-server-rounds=9', or a TOML file."
+        ),
     ] = None,
     other_software: OtherSoftware = False,
     register: Annotated[
-        list[Path] | None, typer.Option("--register", click_type=PLACE, help="First let in a node by its public key.")
+        list[Path] | None,
+        typer.Option("--register", click_type=PLACE, help="First register a node by its public key; repeatable."),
     ] = None,
 ) -> None:
-    """Run an app on a SuperLink and wait for its end; the exit code is the run's."""
+    """Run an app on a SuperLink, wait for it to finish and return its exit code."""
     with friendly():
         _need_flower()
         from fedecho.flower.config import check_run_config, key_values
@@ -122,7 +129,7 @@ def submit(
 
         _check_address("--superlink", address)
         if not app.is_dir():
-            raise ConfigError(f"APP {app} is no folder: give the one that holds the app's pyproject.toml")
+            raise ConfigError(f"APP {app} is not a folder: give the folder that holds the app's pyproject.toml")
         ours = {"out": ("--out", str(run_out.absolute()) if run_out else None), "versions": ("--versions", versions)}
         ours["other-software"] = ("--other-software", other_software or None)
         told = key_values("--run-config", run_config or (), ours)
@@ -131,7 +138,7 @@ def submit(
         for key in register or ():
             control.register(check_file(key, MIB))
         run = control.submit(app, told)
-        say(f"run {run}; `flwr log` shows what the server says")
+        say(f"run {run}; `flwr log` shows the server's log")
         last = ""
 
         def see(status: str) -> None:
@@ -145,18 +152,18 @@ def submit(
         except RunFailedError as error:
             fail(str(error), 1)
         except KeyboardInterrupt:
-            fail(f"run {run} goes on; to stop it: FLWR_HOME={control.home} flwr stop {run} {control.name}", 130)
+            fail(f"run {run} continues; to stop it: FLWR_HOME={control.home} flwr stop {run} {control.name}", 130)
 
 
 def _check_host(host: str) -> None:
     if not host.strip():
-        raise ConfigError("--host: it is empty: give a name or an address")
+        raise ConfigError("--host is empty: give a host name or an address")
 
 
 def _check_address(name: str, address: str) -> None:
     host, _, port = address.rpartition(":")
     if not (host.strip() and port.isdecimal() and len(port) <= 5 and PORT.fault(int(port)) is None):
-        raise ConfigError(f"{name} must be like 127.0.0.1:8000, HOST:PORT with a port from 1 to 65535, got {shown(address)}")
+        raise ConfigError(f"{name} must be HOST:PORT with a port from 1 to 65535, such as 127.0.0.1:8000, got {shown(address)}")
 
 
 def _need_flower() -> None:
@@ -168,7 +175,7 @@ def _need_flower() -> None:
 
 
 def _become(words: list[str]) -> NoReturn:
-    """This process becomes Flower's: signals and exit codes are its own."""
+    """Replace this process with Flower's, which then handles signals and the exit code."""
     from fedecho.flower.launch import environment
 
     told = environment()

@@ -1,4 +1,4 @@
-"""All commands in one program, in which every error is one line."""
+"""The command-line program: its overview, lazy loading of commands, and one-line errors."""
 
 import os
 import sys
@@ -17,17 +17,17 @@ from fedecho.version import __version__
 
 TEACHING = """Asynchronous federated learning with uncertainty-aware distillation.
 
-A first quarter of an hour:
+Getting started:
 
-`fedecho run digits --out runs/first` — FedEcho on embedded digits, one client in ten 50 times slower
+`fedecho run digits --out runs/first` — FedEcho on the bundled digits; one client in ten is 50 times slower
 
-`fedecho report runs/first --open` — one page: curves, who straggled, what the teachers knew
+`fedecho report runs/first --open` — an HTML page: accuracy, stragglers, teacher quality
 
-`fedecho compare digits --algorithms fedbuff,fedecho --seeds 0,1` — methods side by side
+`fedecho compare digits --algorithms fedbuff,fedecho --seeds 0,1` — compare methods in one table
 
-`fedecho run digits --set local.client_lr=0.1` — any value can be changed; an unknown key suggests the right one
+`fedecho run digits --set local.client_lr=0.1` — change any setting; a misspelt key suggests the right one
 """
-EPILOG = "Every command has its own --help. `fedecho --install-completion` teaches your shell the names of everything."
+EPILOG = "Every command has its own --help. `fedecho --install-completion` adds completion to your shell."
 
 
 class Entry(NamedTuple):
@@ -39,38 +39,39 @@ class Entry(NamedTuple):
 
 PANELS: dict[str, dict[str, Entry]] = {
     "Run": {
-        "list": Entry("runs:list_all", "Show the recipes, methods, tasks and runtime profiles."),
+        "list": Entry("runs:list_all", "List recipes, algorithms, tasks and runtime profiles."),
         "run": Entry("runs:run", "Run one experiment and record it in a folder."),
-        "resume": Entry("runs:resume", "Go on with a run that was stopped or killed; the result is what it would have been."),
-        "compare": Entry("comparison:compare", "Run several methods with several seeds, and show them in one table."),
+        "resume": Entry("runs:resume", "Resume an interrupted run; the result is the same as without the interruption."),
+        "compare": Entry("comparison:compare", "Run several methods with several seeds and compare them in one table."),
         "export": Entry(
             "runs:export",
-            "Write a run's model as other programs load it: of text tasks a folder of transformers, LoRA's adapters merged.",
+            "Export a run's model in its task's format: for text tasks a transformers folder, with LoRA merged.",
         ),
     },
     "Look": {
         "schedule": Entry(
             "reports:schedule",
-            "Say who will report when, before anything is trained: do stragglers report within these versions at all?",
+            "Predict when each class of clients will report, without training anything.",
         ),
         "report": Entry(
-            "reports:report", "Make one page of any number of runs: curves, clients, staleness, teachers, classes, costs."
+            "reports:report",
+            "Build one HTML page from any number of runs: curves, clients, staleness, teachers, classes, costs.",
         ),
-        "watch": Entry("reports:watch", "Show the report's page live while runs go on; Ctrl-C ends it."),
+        "watch": Entry("reports:watch", "Serve a live report while runs are in progress; stop with Ctrl-C."),
     },
     "Deploy": {
-        "certificates": Entry("deploy:certificates", "Make a certificate for a server and keys for its nodes."),
-        "serve": Entry("deploy:serve", "Start a SuperLink: TLS and registered nodes only, unless told otherwise."),
-        "join": Entry("deploy:join", "Start a SuperNode: one client of the federation."),
-        "submit": Entry("deploy:submit", "Run an app on a SuperLink and wait for its end; the exit code is the run's."),
+        "certificates": Entry("deploy:certificates", "Create a server certificate and keys for its nodes."),
+        "serve": Entry("deploy:serve", "Start a SuperLink with TLS and registered nodes only (the default)."),
+        "join": Entry("deploy:join", "Start a SuperNode, which is one client of the federation."),
+        "submit": Entry("deploy:submit", "Run an app on a SuperLink, wait for it to finish and return its exit code."),
     },
     "The paper": {
-        "table": Entry("tables:table", "Run the cells of a paper's table that are missing, and show ours beside the paper's."),
+        "table": Entry("tables:table", "Run the missing cells of a paper's table and show our results next to the paper's."),
         "cost": Entry(
             "tables:cost",
-            "What each method costs the server: seconds of inference and distillation per version, versions and bytes held.",
+            "Measure each method's cost to the server: time per version, versions held and memory.",
         ),
-        "data": Entry("data:data", "Get image sets, or make an unlabeled one."),
+        "data": Entry("data:data", "Download image datasets or generate an unlabeled one."),
     },
 }
 COMMANDS = {name: entry for panel in PANELS.values() for name, entry in panel.items()}
@@ -144,16 +145,16 @@ class Program(TyperGroup):
 
 
 def _say_wrong_words(error: click.ClickException) -> None:
-    if type(error).__name__ == "NoArgsIsHelpError":  # the help is printed already; older versions of click do not have it
+    if type(error).__name__ == "NoArgsIsHelpError":  # the help is printed already; older click has no such class
         return
     from fedecho.cli.console import say
 
     context = error.ctx if isinstance(error, click.UsageError) else None
     text = " ".join(error.format_message().split()).rstrip(".")
-    say(f"{text}; `{context.command_path} --help` shows what there is" if context is not None else text)
+    say(f"{text}; `{context.command_path} --help` lists the choices" if context is not None else text)
 
 
-# Importing rich takes twice as long as all else that --help does, so the overview is plain text.
+# The overview is plain text: importing rich would triple the time of --help.
 app = typer.Typer(
     cls=Program, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, help=TEACHING, epilog=EPILOG
 )
@@ -168,7 +169,7 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", help="Show the version and stop.", is_eager=True, callback=_show_version)
+        bool, typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=_show_version)
     ] = False,
 ) -> None:
     pass
@@ -177,12 +178,14 @@ def options(
 def run_program() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a folder's name can be no text at all
+            stream.reconfigure(errors="backslashreplace")  # a folder's name may not be valid Unicode
     try:
         app()
     finally:
         try:
             sys.stdout.flush()
-        except BrokenPipeError:  # as Typer does with what is printed before the end
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it flushes again
+        except BrokenPipeError:  # Typer handles the same error in earlier output
+            os.dup2(
+                os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+            )  # or Python reports an error when it flushes again at exit
             raise SystemExit(1) from None

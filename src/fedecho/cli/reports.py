@@ -39,26 +39,29 @@ if TYPE_CHECKING:
 
 Folders = Annotated[
     list[Path],
-    typer.Argument(click_type=PLACE, metavar="DIR...", help="Folders of runs, or folders that hold such (a comparison's)."),
+    typer.Argument(click_type=PLACE, metavar="DIR...", help="Run folders, or folders that contain run folders."),
 ]
-OpenIt = Annotated[bool, typer.Option("--open", help="Open it in the browser.")]
+OpenIt = Annotated[bool, typer.Option("--open", help="Open the page in the browser.")]
 
 
 def report(
     folders: Folders,
     target: Annotated[
-        Path | None, typer.Option("--out", click_type=PLACE, help="The page, or its folder; by default the first of DIR.")
+        Path | None, typer.Option("--out", click_type=PLACE, help="The HTML file or its folder. Default: the first DIR.")
     ] = None,
     figures: Annotated[
-        Path | None, typer.Option("--figures", click_type=PLACE, metavar="DIR", help="Also every figure as PNG and SVG.")
+        Path | None,
+        typer.Option(
+            "--figures", click_type=PLACE, metavar="DIR", help="Also write every figure as PNG and SVG to this folder."
+        ),
     ] = None,
     open_it: OpenIt = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make one page of any number of runs: curves, clients, staleness, teachers, classes, costs.
+    """Build one HTML page from any number of runs: curves, clients, staleness, teachers, classes, costs.
 
-    The page is one file that works offline; send it to somebody. Runs that go on, or were stopped, may be among them.
+    The page is a single file that works offline. Unfinished runs are included.
     """
     with friendly():
         made = report_of(folders)
@@ -86,34 +89,34 @@ def report(
 
 
 def _page_at(target: Path) -> Path:
-    """A page, or a folder for it; never over a file that is none."""
+    """The path of the page, given a file or a folder. Never overwrites a file of another kind."""
     if target.is_dir() or (not target.suffix and not target.exists()):
         return target / "report.html"
     if target.suffix.lower() not in (".html", ".htm"):
-        raise ConfigError(f"--out {target} is no page and no folder: its name must end in .html, or be a folder's")
+        raise ConfigError(f"--out {target} is neither a page nor a folder: give a folder or a name that ends in .html")
     return target
 
 
 def watch(
     folders: Folders,
-    port: Annotated[int, between(0, 65535), typer.Option(help="Of this machine; 0 takes a free one.")] = 8765,
+    port: Annotated[int, between(0, 65535), typer.Option(help="Local port; 0 picks a free one.")] = 8765,
     open_it: OpenIt = False,
 ) -> None:
-    """Show the report's page live while runs go on; Ctrl-C ends it.
+    """Serve a live report while runs are in progress; stop with Ctrl-C.
 
-    It is served to this machine alone (127.0.0.1), reads the folders and changes nothing.
-    From afar: `ssh -L 8765:127.0.0.1:8765 HOST`
+    The server listens on 127.0.0.1 only and never writes to the folders.
+    From another machine: `ssh -L 8765:127.0.0.1:8765 HOST`
     """
     with friendly():
         server = serve(folders, port)
         address = f"http://{LOOPBACK}:{server.server_port}/"
-        say(f"{address} shows {', '.join(map(str, folders))}; Ctrl-C ends it")
+        say(f"{address} shows {', '.join(map(str, folders))}; stop with Ctrl-C")
         if open_it:
             webbrowser.open(address)
         try:
             server.serve_forever()
         except KeyboardInterrupt:
-            say("no longer watching; the runs go on")
+            say("no longer watching; the runs continue")
         finally:
             server.server_close()
 
@@ -124,17 +127,18 @@ HEADINGS = ("class", "clients", "reports", "first reports", "silent", "mean stal
 def schedule(
     source: Source,
     algorithm: Annotated[
-        str | None, typer.Option(help="Another method than the recipe's.", autocompletion=complete_algorithm)
+        str | None, typer.Option(help="Use this method instead of the recipe's.", autocompletion=complete_algorithm)
     ] = None,
-    seeds: Annotated[str | None, typer.Option(help="Seeds, separated by commas; by default the experiment's.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Comma-separated seeds. Default: the experiment's.")] = None,
     versions: VersionsOption = None,
     settings: Settings = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say who will report when, before anything is trained: do stragglers report within these versions at all?
+    """Predict when each class of clients will report, without training anything.
 
-    A schedule hangs on draws alone, not on what is learnt, so it is that of the run (but for updates that are rejected).
+    Shows whether stragglers report at all within these versions. The schedule depends only on random draws,
+    so the run has the same one unless updates are rejected.
     """
     with friendly():
         from fedecho.runs.config import load
@@ -152,7 +156,7 @@ def schedule(
         for seed, each in found.items():
             _show(f"{experiment.name}, seed {seed}", each)
         tell(
-            "first reports: the versions that the first updates of a class's clients go into; silent: clients that do not report"
+            "first reports: the versions that include the first updates of a class's clients; silent: clients that never report"
         )
 
 

@@ -1,4 +1,4 @@
-"""``fedecho list``, ``run`` and ``resume``."""
+"""``fedecho list``, ``run``, ``resume`` and ``export``."""
 
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -47,11 +47,11 @@ if TYPE_CHECKING:
     from fedecho.runs.experiment import Experiment
 
 DEFAULT = Path("runs")
-"""Where runs are that were given no folder."""
+"""The parent folder of runs without ``--out``."""
 
 
 def list_all(as_json: AsJson = False) -> None:
-    """Show the recipes, methods, tasks and runtime profiles."""
+    """List recipes, algorithms, tasks and runtime profiles."""
     if as_json:
         print_json({"recipes": RECIPES, "algorithms": ALGORITHMS, "tasks": TASKS, "profiles": PROFILES})
         return
@@ -70,9 +70,9 @@ def list_all(as_json: AsJson = False) -> None:
 def run(
     source: Source,
     algorithm: Annotated[
-        str | None, typer.Option(help="Another method than the recipe's.", autocompletion=complete_algorithm)
+        str | None, typer.Option(help="Use this method instead of the recipe's.", autocompletion=complete_algorithm)
     ] = None,
-    seed: Annotated[int | None, SEEDS, typer.Option(help="The seed of everything random.")] = None,
+    seed: Annotated[int | None, SEEDS, typer.Option(help="The random seed.")] = None,
     versions: VersionsOption = None,
     settings: Settings = None,
     executor: ExecutorOption = "serial",
@@ -83,7 +83,7 @@ def run(
     deterministic: Deterministic = False,
     checkpoint_every: CheckpointEvery = CHECKPOINT_S,
     folder: Annotated[
-        Path | None, typer.Option("--out", click_type=PLACE, help="The run's folder; must not hold a run yet.")
+        Path | None, typer.Option("--out", click_type=PLACE, help="The run's folder; must not contain a run yet.")
     ] = None,
     data_dir: DataDir = None,
     track: Track = None,
@@ -92,8 +92,8 @@ def run(
 ) -> None:
     """Run one experiment and record it in a folder.
 
-    `fedecho run digits --algorithm fedbuff --out runs/first` takes seconds on a laptop. Ctrl-C stops it and
-    `fedecho resume runs/first` goes on; `fedecho watch runs/first` shows it in a browser meanwhile,
+    `fedecho run digits --algorithm fedbuff --out runs/first` takes seconds on a laptop. Ctrl-C stops it;
+    `fedecho resume runs/first` continues. `fedecho watch runs/first` shows it in a browser while it runs,
     `fedecho report runs/first` afterwards.
     """
     with friendly() as work, ExitStack() as stack:
@@ -111,8 +111,8 @@ def run(
 
 
 def resume(
-    folder: Annotated[Path, typer.Argument(click_type=PLACE, metavar="DIR", help="The folder of a run that was stopped.")],
-    executor: Annotated[str | None, typer.Option("--executor", help="By default, where it ran before.")] = None,
+    folder: Annotated[Path, typer.Argument(click_type=PLACE, metavar="DIR", help="The folder of an interrupted run.")],
+    executor: Annotated[str | None, typer.Option("--executor", help="Default: the executor it ran on before.")] = None,
     workers: WorkersOption = None,
     address: AddressOption = None,
     other_software: OtherSoftware = False,
@@ -122,7 +122,7 @@ def resume(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Go on with a run that was stopped or killed; the result is what it would have been."""
+    """Resume an interrupted run; the result is the same as without the interruption."""
     with friendly() as work:
         from fedecho.runs.folder import resumable
 
@@ -144,7 +144,7 @@ def export(
     data_dir: DataDir = None,
     quiet: Quiet = False,
 ) -> None:
-    """Write a run's model as other programs load it: of text tasks a folder of transformers, LoRA's adapters merged."""
+    """Export a run's model in its task's format: for text tasks a transformers folder, with LoRA merged."""
     with friendly():
         use_data_dir(data_dir)
         usable(target)
@@ -154,12 +154,14 @@ def export(
         if quiet:
             print(target)
         else:
-            tell(f"the model of {folder} is in {target}: from_pretrained loads it, --set task.model={target} goes on from it")
+            tell(
+                f"the model of {folder} is in {target}: load it with from_pretrained, or train it further with task.model={target}"
+            )
 
 
 @dataclass(frozen=True)
 class _Manner:
-    """How a command talks, and where numbers go beside the record."""
+    """Where a command's output goes: quiet, JSON or text, and metric sinks."""
 
     track: tuple[str, ...]
     quiet: bool
@@ -178,22 +180,22 @@ def _say_finished(folder: Path, manner: _Manner) -> None:
     if manner.as_json:
         print_json({"folder": str(folder), **asdict(Summary.read(folder))})
     elif is_deployed(header):
-        tell(f"{folder} is finished already; to run its app again, submit it with another run folder")
+        tell(f"{folder} is already finished; to run its app again, submit it with another run folder")
     else:
-        tell(f"{folder} is finished already")
+        tell(f"{folder} is already finished")
 
 
 def _as_before(before: dict[str, Any], executor: str | None, workers: int | None, address: str | None) -> dict[str, Any]:
     from fedecho.runs.execution import as_before
 
     told = as_before(before, executor)
-    if address is None and executor is None and told["executor"] == "ray":  # --executor ray alone means one of this machine
+    if address is None and executor is None and told["executor"] == "ray":  # an explicit --executor ray is a local cluster
         address = before.get("address")
     return execution_options(**told, workers=workers, address=address)
 
 
 def _finish(folder: Path, experiment: "Experiment | None", options: dict[str, Any], manner: _Manner) -> None:
-    """Run, or resume where there is no experiment given, with a progress display; then say what came of it."""
+    """Run an experiment, or resume the folder's run if none is given, with a progress display; then print the result."""
     from fedecho.runs.identity import config_of
     from fedecho.runs.run import resume as resume_run
     from fedecho.runs.run import simulate
@@ -208,7 +210,7 @@ def _finish(folder: Path, experiment: "Experiment | None", options: dict[str, An
     with LiveProgress(err, silent=manner.silent) as progress, tracked(manner.track, folder, config, say) as tracker:
         watch = Following(folder, state, partial(progress.update, folder.name), also=tracker)
         if experiment is not None:
-            progress.update(folder.name, state)  # the first client may train for long
+            progress.update(folder.name, state)  # the first client may take long
             summary = simulate(experiment, out=folder, watch=watch, say=say, **options).summary
         else:
             summary = resume_run(folder, watch=watch, say=say, **options).summary
@@ -232,7 +234,7 @@ def _say_result(folder: Path, summary: Summary, manner: _Manner) -> None:
     if scores or judged:
         tell("; ".join([", ".join(scores), *judged] if scores else judged))
     tell(f"{summary.virtual_s / 3600:.2f} virtual hours in {summary.real_s:.1f} s; the run is in {folder}")
-    tell(f"a page of it: fedecho report {folder}")
+    tell(f"for a page of results: fedecho report {folder}")
 
 
 def _name(experiment: "Experiment", algorithm: str | None) -> str:

@@ -56,15 +56,15 @@ def table(
     name: Annotated[str, typer.Argument(metavar="|".join(TABLES), help="A table of the paper.")],
     only: Annotated[
         list[str] | None,
-        typer.Option("--only", help="Cells with this word in their name, or with any of a,b; given several times, with each."),
+        typer.Option("--only", help="Only cells whose name contains this word, or any of a,b. Repeat to require several."),
     ] = None,
     without: Annotated[
         list[str] | None,
-        typer.Option("--without", help="No cells with this word in their name, nor with any of a,b; may be repeated."),
+        typer.Option("--without", help="Skip cells whose name contains this word, or any of a,b; repeatable."),
     ] = None,
-    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = ",".join(map(str, OUR_SEEDS)),
+    seeds: Annotated[str, typer.Option(help="Comma-separated seeds.")] = ",".join(map(str, OUR_SEEDS)),
     settings: Settings = None,
-    jobs: Annotated[int, JOBS, typer.Option(help="Cells at a time, a process each; on one GPU they share it.")] = 1,
+    jobs: Annotated[int, JOBS, typer.Option(help="Number of parallel cells, each in its own process; they share one GPU.")] = 1,
     executor: ExecutorOption = "cuda",
     workers: WorkersOption = None,
     device: DeviceOption = None,
@@ -73,15 +73,15 @@ def table(
     deterministic: Deterministic = False,
     other_software: OtherSoftware = False,
     checkpoint_every: CheckpointEvery = CHECKPOINT_S,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run and how long it takes.")] = False,
-    show: Annotated[bool, typer.Option("--show", help="Run nothing: show what there is.")] = False,
-    by_seed: Annotated[bool, typer.Option("--by-seed", help="Show each seed's figure beside their mean.")] = False,
-    form: Annotated[str, typer.Option("--format", help="text, markdown or csv.")] = "text",
-    results: Annotated[Path, typer.Option(click_type=PLACE, help="Where the results are kept.")] = RESULTS,
-    runs: Annotated[Path, typer.Option(click_type=PLACE, help="Where the runs are.")] = Path("runs") / "tables",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells that would run, with estimated times.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Show the existing results without running anything.")] = False,
+    by_seed: Annotated[bool, typer.Option("--by-seed", help="Show each seed's value next to the mean.")] = False,
+    form: Annotated[str, typer.Option("--format", help="Output format: text, markdown or csv.")] = "text",
+    results: Annotated[Path, typer.Option(click_type=PLACE, help="Folder of results.")] = RESULTS,
+    runs: Annotated[Path, typer.Option(click_type=PLACE, help="Folder of runs.")] = Path("runs") / "tables",
     data_dir: DataDir = None,
 ) -> None:
-    """Run the cells of a paper's table that are missing, and show ours beside the paper's."""
+    """Run the missing cells of a paper's table and show our results next to the paper's."""
     with friendly() as work:
         from fedecho.paper.rendering import View
         from fedecho.paper.results import Filling, fill
@@ -108,13 +108,13 @@ def table(
 
 def cost(
     source: Source,
-    algorithms: Annotated[str, typer.Option(help="Methods, separated by commas.")] = "fedbuff,ca2fl,fedac,fadas,fedecho",
-    versions: Annotated[Versions, typer.Option("--versions", "--num-versions", help="Versions to measure over.")] = 10,
+    algorithms: Annotated[str, typer.Option(help="Comma-separated methods.")] = "fedbuff,ca2fl,fedac,fadas,fedecho",
+    versions: Annotated[Versions, typer.Option("--versions", "--num-versions", help="Number of versions to measure.")] = 10,
     settings: Settings = None,
     executor: ExecutorOption = "serial",
     data_dir: DataDir = None,
 ) -> None:
-    """What each method costs the server: seconds of inference and distillation per version, versions and bytes held."""
+    """Measure each method's cost to the server: time per version, versions held and memory."""
     with friendly():
         import torch
 
@@ -154,35 +154,39 @@ def _check_choices(name: str, form: str, show: bool, dry_run: bool, results: Pat
     if form not in ("text", "markdown", "csv"):
         raise ConfigError(f"--format must be text, markdown or csv, got {form!r}")
     if show and dry_run:
-        raise ConfigError("--show and --dry-run: the one shows what has run, the other what has not; choose one")
+        raise ConfigError(
+            "--show and --dry-run exclude each other: use --show for existing results, --dry-run for missing ones"
+        )
     if show and not results.is_dir():
-        raise ConfigError(f"there is no folder {results.absolute()}: say with --results where the results are")
+        raise ConfigError(f"there is no folder {results.absolute()}: give the folder of results with --results")
 
 
 def _check_settings(settings: list[str], results: Path) -> None:
     if settings and results == RESULTS:
-        raise ConfigError("with --set these are not the paper's cells: keep them apart with --results FOLDER")
+        raise ConfigError("--set changes the paper's cells: keep their results apart with --results FOLDER")
     if any(setting.partition("=")[0].strip() == "seed" for setting in settings):
-        raise ConfigError("the seeds of a table are those of --seeds, not of --set seed=...")
+        raise ConfigError("--set seed=... has no effect on a table: use --seeds")
 
 
 def _picked(paper: PaperTable, seeds: tuple[int, ...], only: list[str], without: list[str]) -> list[Cell]:
-    """The cells whose names have a word of each ``only``, and none of any ``without``."""
+    """The cells whose names contain a word of each ``only`` and no word of any ``without``."""
     cells = [cell for cell in paper.cells(seeds) if all(_has(cell, words) for words in only)]
     cells = [cell for cell in cells if not any(_has(cell, words) for words in without)]
     if not cells:
         wanted = [" and ".join(only), *([f"no {' or '.join(without)}"] if without else [])]
-        raise ConfigError(f"no cell of {paper.name} has {', '.join(filter(None, wanted))} in its name; `--dry-run` lists them")
+        raise ConfigError(
+            f"no cell name of {paper.name} contains {', '.join(filter(None, wanted))}; `--dry-run` lists the names"
+        )
     return cells
 
 
 def _has(cell: Cell, words: str) -> bool:
-    """Any of the words, which commas separate."""
+    """Whether the cell's name contains any of the comma-separated words."""
     return any(word.strip() in cell.slug for word in words.lower().split(",") if word.strip())
 
 
 def _narrowed(paper: PaperTable, cells: list[Cell]) -> PaperTable:
-    """The rows and columns that have a cell among these."""
+    """The table, reduced to the rows and columns of these cells."""
     rows, columns = {cell.row for cell in cells}, {cell.column for cell in cells}
     return replace(
         paper,
@@ -192,7 +196,7 @@ def _narrowed(paper: PaperTable, cells: list[Cell]) -> PaperTable:
 
 
 def _missing(cells: list[Cell], results: Path) -> list[Cell]:
-    """Those that have not run, each once: two may be the same experiment."""
+    """Cells without a result. Of cells that share an experiment, only the first."""
     from fedecho.paper.results import read_result
 
     found: dict[Cell, Cell] = {}
@@ -219,7 +223,7 @@ def _announce(paper: PaperTable, missing: list[Cell], results: Path, seeds: tupl
 
 
 def _times(paper: PaperTable, results: Path, seeds: tuple[int, ...]) -> tuple[dict[Any, float], list[str]]:
-    """Real seconds a version, or of an evaluation without training, by kind of cell, from what has run; and where it ran."""
+    """Wall-clock seconds per version (or per evaluation of untrained cells) of finished cells by kind, and the devices used."""
     from fedecho.paper.results import read_result
 
     seen: dict[Any, list[float]] = {}
@@ -233,7 +237,7 @@ def _times(paper: PaperTable, results: Path, seeds: tuple[int, ...]) -> tuple[di
 
 
 def _kind(cell: Cell) -> tuple[str, bool, str]:
-    """What a time depends on most."""
+    """The properties that determine most of a cell's running time."""
     return cell.row.algorithm, cell.row.untrained, getattr(cell.experiment().task, "model", "")
 
 
@@ -241,7 +245,7 @@ def _show(view: "View", form: str) -> None:
     from fedecho.paper.rendering import as_csv, as_markdown, as_text, notes_of
 
     if form == "text":
-        # A file has no width: words that rich folds there to the 80 columns of no terminal stay folded.
+        # Without a terminal rich wraps to 80 columns, which would break words in files.
         console = out if out.is_terminal or os.environ.get("COLUMNS") else Console(width=WIDE)
         for shown in as_text(view):
             console.print(shown)
