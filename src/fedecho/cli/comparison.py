@@ -12,7 +12,7 @@ import typer
 from fedecho.cli.complete import complete_algorithms
 from fedecho.cli.console import (
     JOBS,
-    PLACE,
+    USER_PATH,
     AddressOption,
     AsJson,
     DataDir,
@@ -27,16 +27,16 @@ from fedecho.cli.console import (
     Track,
     VersionsOption,
     WorkersOption,
+    check_writable,
     err,
     execution_options,
-    friendly,
-    names,
-    numbers,
+    one_line_errors,
     out,
     print_json,
+    print_line,
     say,
-    tell,
-    usable,
+    split_methods,
+    split_seeds,
     use_data_dir,
 )
 from fedecho.report.terminal import LiveProgress, comparison
@@ -71,7 +71,7 @@ def compare(
     folder: Annotated[
         Path | None,
         typer.Option(
-            "--out", click_type=PLACE, help="Folder for the runs. Finished runs in it are kept, stopped ones resumed."
+            "--out", click_type=USER_PATH, help="Folder for the runs. Finished runs in it are kept, stopped ones resumed."
         ),
     ] = None,
     data_dir: DataDir = None,
@@ -83,23 +83,23 @@ def compare(
 
     Interrupt it at any time: the same command continues. `fedecho report FOLDER` builds a page of the results.
     """
-    with friendly() as work, ExitStack() as stack:
+    with one_line_errors() as work, ExitStack() as stack:
         from fedecho.runs.compare import Planned, run_all, settings_of_methods, shares
         from fedecho.runs.config import load
         from fedecho.runs.folder import unused_folder
 
         use_data_dir(data_dir)
         check_sinks(track or ())
-        methods, given = names(algorithms), settings or []
-        taken = settings_of_methods(source, methods, given)
+        methods, given = split_methods(algorithms), settings or []
+        settings_by_method = settings_of_methods(source, methods, given)
         execution = execution_options(executor, workers, precision, deterministic, device, address, other_software)
-        chosen = numbers(seeds, "--seeds")
+        chosen = split_seeds(seeds)
         experiments = {
-            (name, seed): load(source, algorithm=name, seed=seed, versions=versions, settings=taken[name])
+            (name, seed): load(source, algorithm=name, seed=seed, versions=versions, settings=settings_by_method[name])
             for seed in chosen
             for name in methods
         }
-        usable(folder or DEFAULT)
+        check_writable(folder or DEFAULT)
         target = work.folder = folder or stack.enter_context(unused_folder(DEFAULT / f"compare-{Path(source).stem}", say))
         plan = [
             Planned(
@@ -112,7 +112,7 @@ def compare(
             for (name, seed), experiment in experiments.items()
         ]
         _check(target)
-        for line in () if quiet else shares(taken, given):
+        for line in () if quiet else shares(settings_by_method, given):
             say(line)
         with LiveProgress(err, silent=quiet or as_json) as progress:
             compared = run_all(plan, jobs=_jobs(jobs, executor), see=progress.update, say=say)
@@ -120,7 +120,7 @@ def compare(
 
 
 def _check(target: Path) -> None:
-    usable(target)
+    check_writable(target)
     if (target / RECORD).exists():
         raise ConfigError(f"{target} holds a single run, but a comparison needs a folder of runs: choose another --out")
 
@@ -138,7 +138,7 @@ def _show(compared: "Compared", target: Path, title: str, *, quiet: bool, as_jso
         return
     diverged = Counter(label.partition(" seed ")[0] for label in compared.diverged)
     out.print(comparison(compared.summaries, title, diverged))
-    tell(f"the runs are in {target}; for a page of results: fedecho report {target}")
+    print_line(f"the runs are in {target}; for a page of results: fedecho report {target}")
 
 
 def _jobs(jobs: int | None, executor: str) -> int:

@@ -101,10 +101,10 @@ class UserPath(click.Path):
             self.fail(str(error), param, ctx)
 
 
-PLACE = UserPath()
+USER_PATH = UserPath()
 DataDir = Annotated[
     Path | None,
-    typer.Option("--data-dir", click_type=PLACE, help="Folder of datasets and models. Default: FEDECHO_DATA, else ./data."),
+    typer.Option("--data-dir", click_type=USER_PATH, help="Folder of datasets and models. Default: FEDECHO_DATA, else ./data."),
 ]
 
 
@@ -118,7 +118,7 @@ def say(text: str) -> None:
     err.print(one_line(text), soft_wrap=True, markup=False, highlight=False)
 
 
-def tell(text: str) -> None:
+def print_line(text: str) -> None:
     """Print a line of the result, without interpreting markup in it."""
     out.print(one_line(text), soft_wrap=True, markup=False)
 
@@ -137,7 +137,7 @@ class Work:
 
 
 @contextmanager
-def friendly() -> Iterator[Work]:
+def one_line_errors() -> Iterator[Work]:
     """Turn exceptions into one line and an exit code: invalid input 2, a full disk 1, an interruption 130.
 
     Any other exception is a bug: one line, exit code 1 and a log file with the traceback.
@@ -155,14 +155,14 @@ def friendly() -> Iterator[Work]:
     except DiskFullError as error:
         fail(str(error), 1)
     except OSError as error:
-        if isinstance(error, BrokenPipeError) and _nobody_reads():
+        if isinstance(error, BrokenPipeError) and _is_pipe_closed():
             raise  # Typer exits silently
         fail(f"cannot continue: {error}; a run that had started can be resumed", 2)
     except Exception as error:
-        _end(error, work.folder)
+        _exit_for(error, work.folder)
 
 
-def _end(error: Exception, folder: Path | None) -> NoReturn:
+def _exit_for(error: Exception, folder: Path | None) -> NoReturn:
     """Exit with one line for an error that is neither invalid input nor the operating system's."""
     from fedecho.executors.worker_pool import WorkerError
     from fedecho.runs.run import Interrupted
@@ -205,7 +205,7 @@ def _log_of(error: Exception) -> str:
     return "\n".join([*lines, "", "".join(traceback.format_exception(error))])
 
 
-def _nobody_reads() -> bool:
+def _is_pipe_closed() -> bool:
     """Whether stdout is a pipe that its reader has closed, as `| head` does."""
     try:
         poll = select.poll()
@@ -215,9 +215,9 @@ def _nobody_reads() -> bool:
         return False
 
 
-def print_json(told: Any) -> None:
+def print_json(value: Any) -> None:
     """Print JSON without colors or wrapping."""
-    print(json.dumps(told, indent=1))
+    print(json.dumps(value, indent=1))
 
 
 def fail(text: str, code: int) -> NoReturn:
@@ -225,7 +225,7 @@ def fail(text: str, code: int) -> NoReturn:
     raise typer.Exit(code)
 
 
-def usable(folder: Path) -> None:
+def check_writable(folder: Path) -> None:
     """Check that a folder is writable, before any work is done."""
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file, not a folder")
@@ -234,7 +234,7 @@ def usable(folder: Path) -> None:
         raise ConfigError(f"cannot write to {nearest}: choose another folder")
 
 
-def checked(command: Callable[..., None]) -> Callable[..., None]:
+def with_checked_options(command: Callable[..., None]) -> Callable[..., None]:
     """Wrap a command to check its options against the ranges they declare."""
     ranges: dict[str, tuple[str, Declared]] = {}
     for name, hint in get_type_hints(command, include_extras=True).items():
@@ -246,7 +246,7 @@ def checked(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def within_ranges(**arguments: Any) -> None:
-        with friendly():
+        with one_line_errors():
             for name, (option, declared) in ranges.items():
                 if fault := declared.fault(arguments[name]):
                     fail(f"{option} {fault}", 2)
@@ -267,26 +267,26 @@ def execution_options(
     """The arguments of ``Execution``, checked before any work is done."""
     from fedecho.runs.execution import Execution
 
-    told: Any = {"executor": executor, "workers": workers, "precision": precision, "deterministic": deterministic}
-    told |= {"device": device, "address": address, "other_software": other_software}
-    Execution(**told)
-    return dict(told)
+    options: Any = {"executor": executor, "workers": workers, "precision": precision, "deterministic": deterministic}
+    options |= {"device": device, "address": address, "other_software": other_software}
+    Execution(**options)
+    return dict(options)
 
 
-def names(text: str) -> list[str]:
+def split_methods(text: str) -> list[str]:
     """Split comma-separated methods and drop duplicates."""
-    found = [name.strip() for name in text.split(",") if name.strip()]
-    if not found:
+    methods = [name.strip() for name in text.split(",") if name.strip()]
+    if not methods:
         raise ConfigError("--algorithms is empty: give at least one method")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(methods))
 
 
-def numbers(text: str, option: str) -> tuple[int, ...]:
+def split_seeds(text: str) -> tuple[int, ...]:
     try:
-        found = tuple(dict.fromkeys(int(part) for part in text.split(",")))
+        seeds = tuple(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError:
-        raise ConfigError(f"{option} must be comma-separated whole numbers, got {shown(text)}") from None
-    for number in found:
-        if fault := SEEDS.fault(number):
-            raise ConfigError(f"{option}: each {fault}")
-    return found
+        raise ConfigError(f"--seeds must be comma-separated whole numbers, got {shown(text)}") from None
+    for seed in seeds:
+        if fault := SEEDS.fault(seed):
+            raise ConfigError(f"--seeds: each {fault}")
+    return seeds

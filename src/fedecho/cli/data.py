@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from fedecho.cli.console import PLACE, DataDir, checked, err, friendly, say, tell, usable
+from fedecho.cli.console import USER_PATH, DataDir, check_writable, err, one_line_errors, print_line, say, with_checked_options
 from fedecho.core.ranges import Seed, at_least
 from fedecho.tasks.data_files import data_folder
 from fedecho.tasks.vision.fetch import fetch
@@ -21,23 +21,23 @@ data = typer.Typer(
 
 
 @data.command("fetch")
-@checked
+@with_checked_options
 def fetch_set(
     name: Annotated[str, typer.Argument(metavar="cifar10|cifar100|stl10")],
     data_dir: DataDir = None,
 ) -> None:
     """Download a dataset from its authors, verify and unpack it. Resumes an interrupted download."""
     columns = (TextColumn(name), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with friendly():
-        usable(data_folder(data_dir))
+    with one_line_errors():
+        check_writable(data_folder(data_dir))
         with Progress(*columns, console=err, disable=not err.is_terminal) as bars:
             bar = bars.add_task(name, total=None)
             folder = fetch(name, data_dir, lambda done, total: bars.update(bar, completed=done, total=total), say)
-        tell(f"{name} is in {folder}")
+        print_line(f"{name} is in {folder}")
 
 
 @data.command("synthesize")
-@checked
+@with_checked_options
 def synthesize_set(
     model: Annotated[str, typer.Argument(help="A folder or a Hugging Face Hub name of an unconditional diffusion pipeline.")],
     num: Annotated[int, at_least(1, most=10**8), typer.Option(help="Number of images.")] = 2000,
@@ -47,16 +47,17 @@ def synthesize_set(
     ] = None,
     batch_size: Annotated[int, at_least(1, most=10**6), typer.Option(help="Images per batch.")] = 64,
     target: Annotated[
-        Path | None, typer.Option("--out", click_type=PLACE, help="Output file. Default: synthetic-32.npy in the data folder.")
+        Path | None,
+        typer.Option("--out", click_type=USER_PATH, help="Output file. Default: synthetic-32.npy in the data folder."),
     ] = None,
     data_dir: DataDir = None,
 ) -> None:
     """Sample images from a diffusion model as an unlabeled set for a task. Resumes if interrupted."""
-    with friendly():
+    with one_line_errors():
         from fedecho.tasks.vision.synthesize import synthesize
 
         path = target or data_folder(data_dir) / "synthetic-32.npy"
-        usable(path.parent)
+        check_writable(path.parent)
         path.parent.mkdir(parents=True, exist_ok=True)
         with Progress(console=err, disable=not err.is_terminal) as bars:
             bar = bars.add_task("images", total=num)
@@ -69,4 +70,4 @@ def synthesize_set(
                 batch_size=batch_size,
                 progress=lambda done, total: bars.update(bar, completed=done),
             )
-        tell(f"{num} images are in {made}")
+        print_line(f"{num} images are in {made}")

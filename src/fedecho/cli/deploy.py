@@ -6,27 +6,27 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from fedecho.cli.console import PLACE, OtherSoftware, fail, friendly, out, say
+from fedecho.cli.console import USER_PATH, OtherSoftware, fail, one_line_errors, out, say
 from fedecho.core.ranges import VERSIONS, at_least, between, shown
 from fedecho.runs.suggestions import ConfigError
 from fedecho.storage.user_files import MIB, check_file
 
 PORT = between(1, 65535)
 PAUSE = at_least(0, most=1e6)
-Ca = Annotated[Path | None, typer.Option("--ca", click_type=PLACE, help="The CA certificate, ca.crt.")]
+Ca = Annotated[Path | None, typer.Option("--ca", click_type=USER_PATH, help="The CA certificate, ca.crt.")]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Do not use TLS. Only for trusted networks.")]
 
 
 def certificates(
     folder: Annotated[
-        Path, typer.Argument(click_type=PLACE, metavar="DIR", help="Output folder, accessible to its owner only.")
+        Path, typer.Argument(click_type=USER_PATH, metavar="DIR", help="Output folder, accessible to its owner only.")
     ],
     host: Annotated[list[str], typer.Option("--host", help="A host name or address of the server; repeatable.")],
     nodes: Annotated[int, at_least(0, most=10_000), typer.Option("--nodes", help="Number of node key pairs.")] = 0,
     days: Annotated[int, at_least(1, most=36_500), typer.Option("--days", help="Validity of the certificate in days.")] = 365,
 ) -> None:
     """Create a server certificate and keys for its nodes."""
-    with friendly():
+    with one_line_errors():
         _need_flower()
         from fedecho.flower.launch import make_certificates, make_node_keys
 
@@ -42,19 +42,19 @@ def serve(
     port: Annotated[int, PORT, typer.Option(help="The port that nodes connect to.")] = 8000,
     ca: Ca = None,
     certificate: Annotated[
-        Path | None, typer.Option("--certificate", click_type=PLACE, help="The server's certificate.")
+        Path | None, typer.Option("--certificate", click_type=USER_PATH, help="The server's certificate.")
     ] = None,
-    key: Annotated[Path | None, typer.Option("--key", click_type=PLACE, help="The server's private key.")] = None,
+    key: Annotated[Path | None, typer.Option("--key", click_type=USER_PATH, help="The server's private key.")] = None,
     insecure: Insecure = False,
     any_node: Annotated[
         bool, typer.Option("--any-node", help="With TLS: also accept nodes whose key is not registered.")
     ] = False,
     database: Annotated[
-        Path | None, typer.Option("--database", click_type=PLACE, help="Store registered nodes in this file.")
+        Path | None, typer.Option("--database", click_type=USER_PATH, help="Store registered nodes in this file.")
     ] = None,
 ) -> None:
     """Start a SuperLink with TLS and registered nodes only (the default)."""
-    with friendly():
+    with one_line_errors():
         _need_flower()
         from fedecho.flower.launch import Tls, superlink
 
@@ -62,7 +62,7 @@ def serve(
         tls = Tls.checked(insecure, ca=ca, certificate=certificate, key=key)
         if host not in ("127.0.0.1", "::1", "localhost"):
             say(f"{host} exposes the control API, which can start runs, to others: put a proxy before it (docs/deployment.md)")
-        _become(superlink(host, port, tls, authenticate=not insecure and not any_node, database=database))
+        _exec(superlink(host, port, tls, authenticate=not insecure and not any_node, database=database))
 
 
 def join(
@@ -70,7 +70,7 @@ def join(
     client: Annotated[int, at_least(0, most=10**8 - 1), typer.Option(help="Index of this node's client, from 0.")],
     ca: Ca = None,
     private_key: Annotated[
-        Path | None, typer.Option("--private-key", click_type=PLACE, help="The node's private key (node0).")
+        Path | None, typer.Option("--private-key", click_type=USER_PATH, help="The node's private key (node0).")
     ] = None,
     insecure: Insecure = False,
     port: Annotated[int, PORT, typer.Option(help="A local port for the node's processes.")] = 9094,
@@ -83,7 +83,7 @@ def join(
     ] = None,
 ) -> None:
     """Start a SuperNode, which is one client of the federation."""
-    with friendly():
+    with one_line_errors():
         _need_flower()
         from fedecho.flower.config import key_values
         from fedecho.flower.launch import Tls, supernode
@@ -95,16 +95,17 @@ def join(
             raise ConfigError(f"--private-key: there is no file {private_key}")
         ours = {PARTITION: ("--client", client), "pause-s": ("--pause-s", pause_s or None)}
         settings = key_values("--node-config", node_config or (), ours)
-        _become(supernode(address, client, tls, port=port, private_key=private_key, settings=settings))
+        _exec(supernode(address, client, tls, port=port, private_key=private_key, settings=settings))
 
 
 def submit(
-    app: Annotated[Path, typer.Argument(click_type=PLACE, metavar="APP", help="The folder of a Flower app.")],
+    app: Annotated[Path, typer.Argument(click_type=USER_PATH, metavar="APP", help="The folder of a Flower app.")],
     address: Annotated[str, typer.Option("--superlink", metavar="HOST:PORT", help="The SuperLink.")] = "127.0.0.1:8000",
     ca: Ca = None,
     insecure: Insecure = False,
     run_out: Annotated[
-        Path | None, typer.Option("--out", click_type=PLACE, help="The server's run folder; a stopped run in it is resumed.")
+        Path | None,
+        typer.Option("--out", click_type=USER_PATH, help="The server's run folder; a stopped run in it is resumed."),
     ] = None,
     versions: Annotated[
         int | None, VERSIONS, typer.Option("--versions", "--num-versions", help="Number of global versions to produce.")
@@ -118,11 +119,11 @@ def submit(
     other_software: OtherSoftware = False,
     register: Annotated[
         list[Path] | None,
-        typer.Option("--register", click_type=PLACE, help="First register a node by its public key; repeatable."),
+        typer.Option("--register", click_type=USER_PATH, help="First register a node by its public key; repeatable."),
     ] = None,
 ) -> None:
     """Run an app on a SuperLink, wait for it to finish and return its exit code."""
-    with friendly():
+    with one_line_errors():
         _need_flower()
         from fedecho.flower.config import check_run_config, key_values
         from fedecho.flower.launch import Control, RunFailedError, Tls
@@ -132,12 +133,12 @@ def submit(
             raise ConfigError(f"APP {app} is not a folder: give the folder that holds the app's pyproject.toml")
         ours = {"out": ("--out", str(run_out.absolute()) if run_out else None), "versions": ("--versions", versions)}
         ours["other-software"] = ("--other-software", other_software or None)
-        told = key_values("--run-config", run_config or (), ours)
-        check_run_config(app, told)
+        settings = key_values("--run-config", run_config or (), ours)
+        check_run_config(app, settings)
         control = Control.to(address, Tls.checked(insecure, ca=ca))
         for key in register or ():
             control.register(check_file(key, MIB))
-        run = control.submit(app, told)
+        run = control.submit(app, settings)
         say(f"run {run}; `flwr log` shows the server's log")
         last = ""
 
@@ -174,12 +175,12 @@ def _need_flower() -> None:
     del fedecho
 
 
-def _become(words: list[str]) -> NoReturn:
+def _exec(words: list[str]) -> NoReturn:
     """Replace this process with Flower's, which then handles signals and the exit code."""
     from fedecho.flower.launch import environment
 
-    told = environment()
+    variables = environment()
     try:
-        os.execvpe(words[0], words, told)  # noqa: S606
+        os.execvpe(words[0], words, variables)  # noqa: S606
     except FileNotFoundError:
         fail(f"{words[0]} is not installed: pip install 'fedecho[flower]'", 2)

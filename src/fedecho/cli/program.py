@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 
 from fedecho.version import __version__
 
-TEACHING = """Asynchronous federated learning with uncertainty-aware distillation.
+OVERVIEW = """Asynchronous federated learning with uncertainty-aware distillation.
 
 Getting started:
 
@@ -79,14 +79,14 @@ COMMANDS = {name: entry for panel in PANELS.values() for name, entry in panel.it
 
 def load_command(name: str) -> click.Command:
     """Import a command's module and build the command."""
-    from fedecho.cli.console import checked
+    from fedecho.cli.console import with_checked_options
 
     module, _, attribute = COMMANDS[name].target.partition(":")
     target = getattr(import_module(f"fedecho.cli.{module}"), attribute)
     if isinstance(target, typer.Typer):
         return typer.main.get_command(target)
     alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
-    alone.command(name)(checked(target))
+    alone.command(name)(with_checked_options(target))
     return typer.main.get_command(alone)
 
 
@@ -129,7 +129,7 @@ class Program(TyperGroup):
         try:
             code = run()
         except click.ClickException as error:
-            _say_wrong_words(error)
+            _say_usage_error(error)
             sys.exit(error.exit_code)
         except click.Abort:
             from fedecho.cli.console import say
@@ -144,7 +144,7 @@ class Program(TyperGroup):
         sys.exit(code if isinstance(code, int) else 0)
 
 
-def _say_wrong_words(error: click.ClickException) -> None:
+def _say_usage_error(error: click.ClickException) -> None:
     if type(error).__name__ == "NoArgsIsHelpError":  # the help is printed already; older click has no such class
         return
     from fedecho.cli.console import say
@@ -156,7 +156,7 @@ def _say_wrong_words(error: click.ClickException) -> None:
 
 # The overview is plain text: importing rich would triple the time of --help.
 app = typer.Typer(
-    cls=Program, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, help=TEACHING, epilog=EPILOG
+    cls=Program, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, help=OVERVIEW, epilog=EPILOG
 )
 
 

@@ -11,20 +11,20 @@ from rich.table import Table
 
 from fedecho.cli.complete import complete_algorithm
 from fedecho.cli.console import (
-    PLACE,
+    USER_PATH,
     AsJson,
     DataDir,
     Quiet,
     Settings,
     Source,
     VersionsOption,
-    friendly,
-    numbers,
+    check_writable,
+    one_line_errors,
     out,
     print_json,
+    print_line,
     say,
-    tell,
-    usable,
+    split_seeds,
     use_data_dir,
 )
 from fedecho.core.ranges import between
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 Folders = Annotated[
     list[Path],
-    typer.Argument(click_type=PLACE, metavar="DIR...", help="Run folders, or folders that contain run folders."),
+    typer.Argument(click_type=USER_PATH, metavar="DIR...", help="Run folders, or folders that contain run folders."),
 ]
 OpenIt = Annotated[bool, typer.Option("--open", help="Open the page in the browser.")]
 
@@ -47,12 +47,12 @@ OpenIt = Annotated[bool, typer.Option("--open", help="Open the page in the brows
 def report(
     folders: Folders,
     target: Annotated[
-        Path | None, typer.Option("--out", click_type=PLACE, help="The HTML file or its folder. Default: the first DIR.")
+        Path | None, typer.Option("--out", click_type=USER_PATH, help="The HTML file or its folder. Default: the first DIR.")
     ] = None,
     figures: Annotated[
         Path | None,
         typer.Option(
-            "--figures", click_type=PLACE, metavar="DIR", help="Also write every figure as PNG and SVG to this folder."
+            "--figures", click_type=USER_PATH, metavar="DIR", help="Also write every figure as PNG and SVG to this folder."
         ),
     ] = None,
     open_it: OpenIt = False,
@@ -63,27 +63,27 @@ def report(
 
     The page is a single file that works offline. Unfinished runs are included.
     """
-    with friendly():
+    with one_line_errors():
         made = report_of(folders)
         target = _page_at(target or folders[0])
         for folder in (target.parent, *([] if figures is None else [figures])):
-            usable(folder)
+            check_writable(folder)
         text = page(made).encode(errors="replace")
         target.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(target, text)
         drawn = write_figures(made, figures) if figures is not None else []
         missing = [why for section in made.sections for why in section.missing]
         if as_json:
-            told = {"page": str(target), "bytes": len(text), "figures": [figure.slug for figure in made.figures]}
-            print_json(told | {"left_out": missing, "files": [str(path) for path in drawn]})
+            result = {"page": str(target), "bytes": len(text), "figures": [figure.slug for figure in made.figures]}
+            print_json(result | {"left_out": missing, "files": [str(path) for path in drawn]})
         elif quiet:
             print(target)
         else:
-            tell(f"{target} ({len(text) / 1e6:.1f} MB, {len(made.figures)} figures)")
+            print_line(f"{target} ({len(text) / 1e6:.1f} MB, {len(made.figures)} figures)")
             for why in missing:
-                tell(f"left out: {why}")
+                print_line(f"left out: {why}")
             if drawn:
-                tell(f"{len(drawn)} files in {figures}")
+                print_line(f"{len(drawn)} files in {figures}")
         if open_it:
             webbrowser.open(target.absolute().as_uri())
 
@@ -107,7 +107,7 @@ def watch(
     The server listens on 127.0.0.1 only and never writes to the folders.
     From another machine: `ssh -L 8765:127.0.0.1:8765 HOST`
     """
-    with friendly():
+    with one_line_errors():
         server = serve(folders, port)
         address = f"http://{LOOPBACK}:{server.server_port}/"
         say(f"{address} shows {', '.join(map(str, folders))}; stop with Ctrl-C")
@@ -140,33 +140,33 @@ def schedule(
     Shows whether stragglers report at all within these versions. The schedule depends only on random draws,
     so the run has the same one unless updates are rejected.
     """
-    with friendly():
+    with one_line_errors():
         from fedecho.runs.config import load
         from fedecho.runs.estimates import schedule_of
 
         use_data_dir(data_dir)
-        wanted = [None] if seeds is None else list(numbers(seeds, "--seeds"))
-        found = {}
+        wanted = [None] if seeds is None else list(split_seeds(seeds))
+        schedules = {}
         for seed in wanted:
             experiment = load(source, algorithm=algorithm, seed=seed, versions=versions, settings=settings or ())
-            found[experiment.seed] = schedule_of(experiment)
+            schedules[experiment.seed] = schedule_of(experiment)
         if as_json:
-            print_json({"schedules": [{"seed": seed, **asdict(each)} for seed, each in found.items()]})
+            print_json({"schedules": [{"seed": seed, **asdict(each)} for seed, each in schedules.items()]})
             return
-        for seed, each in found.items():
+        for seed, each in schedules.items():
             _show(f"{experiment.name}, seed {seed}", each)
-        tell(
+        print_line(
             "first reports: the versions that include the first updates of a class's clients; silent: clients that never report"
         )
 
 
-def _show(label: str, found: "Schedule") -> None:
-    length = f"{found.num_versions} versions take {found.virtual_s:.0f} virtual s"
-    tell(f"{label}: {length}, at most {found.versions_alive} alive at once")
+def _show(label: str, schedule: "Schedule") -> None:
+    length = f"{schedule.num_versions} versions take {schedule.virtual_s:.0f} virtual s"
+    print_line(f"{label}: {length}, at most {schedule.versions_alive} alive at once")
     shown = Table(box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
     for heading in HEADINGS:
         shown.add_column(heading, justify="left" if heading == "class" else "right", no_wrap=True)
-    for each in found.classes:
+    for each in schedule.classes:
         shown.add_row(*_cells(each))
     out.print(shown)
 

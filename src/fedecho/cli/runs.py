@@ -11,7 +11,7 @@ import typer
 from fedecho.cli.catalog import ALGORITHMS, CHECKPOINT_S, PROFILES, RECIPES, TASKS
 from fedecho.cli.complete import complete_algorithm
 from fedecho.cli.console import (
-    PLACE,
+    USER_PATH,
     AddressOption,
     AsJson,
     CheckpointEvery,
@@ -27,14 +27,14 @@ from fedecho.cli.console import (
     Track,
     VersionsOption,
     WorkersOption,
+    check_writable,
     err,
     execution_options,
-    friendly,
+    one_line_errors,
     out,
     print_json,
+    print_line,
     say,
-    tell,
-    usable,
     use_data_dir,
 )
 from fedecho.core.ranges import SEEDS
@@ -83,7 +83,7 @@ def run(
     deterministic: Deterministic = False,
     checkpoint_every: CheckpointEvery = CHECKPOINT_S,
     folder: Annotated[
-        Path | None, typer.Option("--out", click_type=PLACE, help="The run's folder; must not contain a run yet.")
+        Path | None, typer.Option("--out", click_type=USER_PATH, help="The run's folder; must not contain a run yet.")
     ] = None,
     data_dir: DataDir = None,
     track: Track = None,
@@ -96,7 +96,7 @@ def run(
     `fedecho resume runs/first` continues. `fedecho watch runs/first` shows it in a browser while it runs,
     `fedecho report runs/first` afterwards.
     """
-    with friendly() as work, ExitStack() as stack:
+    with one_line_errors() as work, ExitStack() as stack:
         from fedecho.runs.config import load
         from fedecho.runs.folder import own_folder
 
@@ -105,13 +105,13 @@ def run(
         experiment = load(source, algorithm=algorithm, seed=seed, versions=versions, settings=settings or ())
         options = execution_options(executor, workers, precision, deterministic, device, address)
         options |= {"checkpoint_s": checkpoint_every}
-        usable(folder or DEFAULT)
+        check_writable(folder or DEFAULT)
         target = work.folder = folder or stack.enter_context(own_folder(DEFAULT / _name(experiment, algorithm)))
-        _finish(target, experiment, options, _Manner(tuple(track or ()), quiet, as_json))
+        _finish(target, experiment, options, _Output(tuple(track or ()), quiet, as_json))
 
 
 def resume(
-    folder: Annotated[Path, typer.Argument(click_type=PLACE, metavar="DIR", help="The folder of an interrupted run.")],
+    folder: Annotated[Path, typer.Argument(click_type=USER_PATH, metavar="DIR", help="The folder of an interrupted run.")],
     executor: Annotated[str | None, typer.Option("--executor", help="Default: the executor it ran on before.")] = None,
     workers: WorkersOption = None,
     address: AddressOption = None,
@@ -123,44 +123,44 @@ def resume(
     as_json: AsJson = False,
 ) -> None:
     """Resume an interrupted run; the result is the same as without the interruption."""
-    with friendly() as work:
+    with one_line_errors() as work:
         from fedecho.runs.folder import resumable
 
         work.folder = folder
         use_data_dir(data_dir)
         check_sinks(track or ())
-        manner = _Manner(tuple(track or ()), quiet, as_json)
+        output = _Output(tuple(track or ()), quiet, as_json)
         if is_finished(folder):
-            _say_finished(folder, manner)
+            _say_finished(folder, output)
             return
         options = _as_before(resumable(folder)["execution"], executor, workers, address)
         options |= {"checkpoint_s": checkpoint_every, "other_software": other_software}
-        _finish(folder, None, options, manner)
+        _finish(folder, None, options, output)
 
 
 def export(
-    folder: Annotated[Path, typer.Argument(click_type=PLACE, metavar="DIR", help="The folder of a finished run.")],
-    target: Annotated[Path, typer.Option("--out", click_type=PLACE, help="A new folder for the model.")],
+    folder: Annotated[Path, typer.Argument(click_type=USER_PATH, metavar="DIR", help="The folder of a finished run.")],
+    target: Annotated[Path, typer.Option("--out", click_type=USER_PATH, help="A new folder for the model.")],
     data_dir: DataDir = None,
     quiet: Quiet = False,
 ) -> None:
     """Export a run's model in its task's format: for text tasks a transformers folder, with LoRA merged."""
-    with friendly():
+    with one_line_errors():
         use_data_dir(data_dir)
-        usable(target)
+        check_writable(target)
         from fedecho.runs.trained import export as export_run
 
         export_run(folder, target)
         if quiet:
             print(target)
         else:
-            tell(
+            print_line(
                 f"the model of {folder} is in {target}: load it with from_pretrained, or train it further with task.model={target}"
             )
 
 
 @dataclass(frozen=True)
-class _Manner:
+class _Output:
     """Where a command's output goes: quiet, JSON or text, and metric sinks."""
 
     track: tuple[str, ...]
@@ -172,29 +172,29 @@ class _Manner:
         return self.quiet or self.as_json
 
 
-def _say_finished(folder: Path, manner: _Manner) -> None:
+def _say_finished(folder: Path, output: _Output) -> None:
     from fedecho.runs.folder import is_deployed, tidy_finished
 
     header = read_header(folder)
     tidy_finished(folder, say)
-    if manner.as_json:
+    if output.as_json:
         print_json({"folder": str(folder), **asdict(Summary.read(folder))})
     elif is_deployed(header):
-        tell(f"{folder} is already finished; to run its app again, submit it with another run folder")
+        print_line(f"{folder} is already finished; to run its app again, submit it with another run folder")
     else:
-        tell(f"{folder} is already finished")
+        print_line(f"{folder} is already finished")
 
 
 def _as_before(before: dict[str, Any], executor: str | None, workers: int | None, address: str | None) -> dict[str, Any]:
     from fedecho.runs.execution import as_before
 
-    told = as_before(before, executor)
-    if address is None and executor is None and told["executor"] == "ray":  # an explicit --executor ray is a local cluster
+    options = as_before(before, executor)
+    if address is None and executor is None and options["executor"] == "ray":  # an explicit --executor ray is a local cluster
         address = before.get("address")
-    return execution_options(**told, workers=workers, address=address)
+    return execution_options(**options, workers=workers, address=address)
 
 
-def _finish(folder: Path, experiment: "Experiment | None", options: dict[str, Any], manner: _Manner) -> None:
+def _finish(folder: Path, experiment: "Experiment | None", options: dict[str, Any], output: _Output) -> None:
     """Run an experiment, or resume the folder's run if none is given, with a progress display; then print the result."""
     from fedecho.runs.identity import config_of
     from fedecho.runs.run import resume as resume_run
@@ -207,21 +207,21 @@ def _finish(folder: Path, experiment: "Experiment | None", options: dict[str, An
         header = read_header(folder)
         num_versions, config = header["num_versions"], header["config"]
     state = RunState(num_versions)
-    with LiveProgress(err, silent=manner.silent) as progress, tracked(manner.track, folder, config, say) as tracker:
+    with LiveProgress(err, silent=output.silent) as progress, tracked(output.track, folder, config, say) as tracker:
         watch = Following(folder, state, partial(progress.update, folder.name), also=tracker)
         if experiment is not None:
             progress.update(folder.name, state)  # the first client may take long
             summary = simulate(experiment, out=folder, watch=watch, say=say, **options).summary
         else:
             summary = resume_run(folder, watch=watch, say=say, **options).summary
-    _say_result(folder, summary, manner)
+    _say_result(folder, summary, output)
 
 
-def _say_result(folder: Path, summary: Summary, manner: _Manner) -> None:
-    if manner.as_json:
+def _say_result(folder: Path, summary: Summary, output: _Output) -> None:
+    if output.as_json:
         print_json({"folder": str(folder), **asdict(summary)})
         return
-    if manner.quiet:
+    if output.quiet:
         print(folder)
         return
     out.print(
@@ -232,9 +232,9 @@ def _say_result(folder: Path, summary: Summary, manner: _Manner) -> None:
     scores = [f"{name} {value:.4g}" for name, value in summary.scores.items() if name != "accuracy"]
     judged = [f"judged on {summary.notes['judged on']}"] if "judged on" in summary.notes else []
     if scores or judged:
-        tell("; ".join([", ".join(scores), *judged] if scores else judged))
-    tell(f"{summary.virtual_s / 3600:.2f} virtual hours in {summary.real_s:.1f} s; the run is in {folder}")
-    tell(f"for a page of results: fedecho report {folder}")
+        print_line("; ".join([", ".join(scores), *judged] if scores else judged))
+    print_line(f"{summary.virtual_s / 3600:.2f} virtual hours in {summary.real_s:.1f} s; the run is in {folder}")
+    print_line(f"for a page of results: fedecho report {folder}")
 
 
 def _name(experiment: "Experiment", algorithm: str | None) -> str:

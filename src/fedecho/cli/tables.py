@@ -15,7 +15,7 @@ from rich.text import Text
 from fedecho.cli.catalog import CHECKPOINT_S
 from fedecho.cli.console import (
     JOBS,
-    PLACE,
+    USER_PATH,
     AddressOption,
     CheckpointEvery,
     DataDir,
@@ -27,15 +27,15 @@ from fedecho.cli.console import (
     Settings,
     Source,
     WorkersOption,
+    check_writable,
     err,
     execution_options,
-    friendly,
-    names,
-    numbers,
+    one_line_errors,
     out,
+    print_line,
     say,
-    tell,
-    usable,
+    split_methods,
+    split_seeds,
     use_data_dir,
 )
 from fedecho.core.ranges import Versions
@@ -77,19 +77,19 @@ def table(
     show: Annotated[bool, typer.Option("--show", help="Show the existing results without running anything.")] = False,
     by_seed: Annotated[bool, typer.Option("--by-seed", help="Show each seed's value next to the mean.")] = False,
     form: Annotated[str, typer.Option("--format", help="Output format: text, markdown or csv.")] = "text",
-    results: Annotated[Path, typer.Option(click_type=PLACE, help="Folder of results.")] = RESULTS,
-    runs: Annotated[Path, typer.Option(click_type=PLACE, help="Folder of runs.")] = Path("runs") / "tables",
+    results: Annotated[Path, typer.Option(click_type=USER_PATH, help="Folder of results.")] = RESULTS,
+    runs: Annotated[Path, typer.Option(click_type=USER_PATH, help="Folder of runs.")] = Path("runs") / "tables",
     data_dir: DataDir = None,
 ) -> None:
     """Run the missing cells of a paper's table and show our results next to the paper's."""
-    with friendly() as work:
+    with one_line_errors() as work:
         from fedecho.paper.rendering import View
         from fedecho.paper.results import Filling, fill
 
         use_data_dir(data_dir)
         _check_settings(settings or [], results)
         _check_choices(name, form, show, dry_run, results)
-        paper, chosen = replace(TABLES[name], own=tuple(settings or ())), numbers(seeds, "--seeds")
+        paper, chosen = replace(TABLES[name], own=tuple(settings or ())), split_seeds(seeds)
         cells = _picked(paper, chosen, only or [], without or [])
         missing = _missing(cells, results)
         options = execution_options(executor, workers, precision, deterministic, device, address, other_software)
@@ -97,7 +97,7 @@ def table(
             _announce(paper, missing, results, chosen)
             return
         if missing and not show:
-            usable(results)
+            check_writable(results)
             work.is_resumable = True
             filling = Filling(results=results, runs=runs, options=options, checkpoint_s=checkpoint_every)
             with LiveProgress(err) as progress:
@@ -115,7 +115,7 @@ def cost(
     data_dir: DataDir = None,
 ) -> None:
     """Measure each method's cost to the server: time per version, versions held and memory."""
-    with friendly():
+    with one_line_errors():
         import torch
 
         from fedecho.runs.compare import settings_of_methods, shares
@@ -129,10 +129,10 @@ def cost(
         shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
         for heading in ("method", "infer s", "distil s", "alive", "versions MB", "bank MB", "state MB"):
             shown.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
-        taken = settings_of_methods(source, names(algorithms), settings or [])
-        for line in shares(taken, settings or []):
+        settings_by_method = settings_of_methods(source, split_methods(algorithms), settings or [])
+        for line in shares(settings_by_method, settings or []):
             say(line)
-        for name, own in taken.items():
+        for name, own in settings_by_method.items():
             experiment = load(source, algorithm=name, settings=own)
             say(f"measuring {name} over {versions} versions")
             paid = server_cost(experiment, execution, versions)
@@ -142,7 +142,7 @@ def cost(
             shown.add_row(name, *seconds, *held)
         out.print(shown)
         place = f"{torch.cuda.get_device_name()}, {execution.precision}" if execution.executor == "cuda" else "CPU"
-        tell(
+        print_line(
             f"{place}, torch {torch.__version__}; seconds are the server's, mean over --versions {versions} after one; "
             "alive: the most versions at once by the schedule of the whole run; bank and state: of all clients"
         )
@@ -199,27 +199,27 @@ def _missing(cells: list[Cell], results: Path) -> list[Cell]:
     """Cells without a result. Of cells that share an experiment, only the first."""
     from fedecho.paper.results import read_result
 
-    found: dict[Cell, Cell] = {}
+    missing: dict[Cell, Cell] = {}
     for cell in cells:
         if read_result(results, cell) is None:
-            found.setdefault(first_of(cell), cell)
-    return list(found.values())
+            missing.setdefault(first_of(cell), cell)
+    return list(missing.values())
 
 
 def _announce(paper: PaperTable, missing: list[Cell], results: Path, seeds: tuple[int, ...]) -> None:
     methods = {cell.row.algorithm for cell in missing}
     rows = tuple(row for row in paper.rows if row.algorithm in methods)
-    known, places = _times(replace(paper, rows=rows), results, seeds)
+    seconds, places = _times(replace(paper, rows=rows), results, seeds)
     total, unknown = 0.0, 0
     for cell in missing:
-        rate = known.get(_kind(cell))
+        rate = seconds.get(_kind(cell))
         guess = None if rate is None else rate * (1 if cell.row.untrained else cell.experiment().num_versions)
         total, unknown = total + (guess or 0.0), unknown + (guess is None)
         out.print(f"{cell.slug}  {'?' if guess is None else f'{guess:.0f} s'}", soft_wrap=True, highlight=False)
-    told = f"{len(missing)} cell{'' if len(missing) == 1 else 's'} to run"
+    line = f"{len(missing)} cell{'' if len(missing) == 1 else 's'} to run"
     if unknown < len(missing):
-        told += f": {total / 60:.0f} min by the times of earlier runs ({', '.join(places)})"
-    out.print(told + (f", {unknown} of unknown length" if unknown else ""), soft_wrap=True)
+        line += f": {total / 60:.0f} min by the times of earlier runs ({', '.join(places)})"
+    out.print(line + (f", {unknown} of unknown length" if unknown else ""), soft_wrap=True)
 
 
 def _times(paper: PaperTable, results: Path, seeds: tuple[int, ...]) -> tuple[dict[Any, float], list[str]]:
@@ -229,10 +229,10 @@ def _times(paper: PaperTable, results: Path, seeds: tuple[int, ...]) -> tuple[di
     seen: dict[Any, list[float]] = {}
     places: set[str] = set()
     for cell in paper.cells(seeds if paper.own else tuple(sorted({*seeds, *OUR_SEEDS}))):
-        found = read_result(results, cell)
-        if found is not None and not found.diverged:
-            seen.setdefault(_kind(cell), []).append(found.summary["real_s"] / (found.summary["num_versions"] or 1))
-            places.add(found.execution.get("device", "CPU"))
+        result = read_result(results, cell)
+        if result is not None and not result.diverged:
+            seen.setdefault(_kind(cell), []).append(result.summary["real_s"] / (result.summary["num_versions"] or 1))
+            places.add(result.execution.get("device", "CPU"))
     return {kind: fmean(times) for kind, times in seen.items()}, sorted(places)
 
 
@@ -250,6 +250,6 @@ def _show(view: "View", form: str) -> None:
         for shown in as_text(view):
             console.print(shown)
         for note in notes_of(view):
-            tell(note)
+            print_line(note)
     else:
         print(as_markdown(view) if form == "markdown" else as_csv(view))
