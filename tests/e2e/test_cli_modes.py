@@ -123,9 +123,8 @@ def test_a_shell_completes(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text("")
     assert complete_source("mi") == ["mine.toml"]
     assert complete_source("dig") == ["digits"]
-    assert complete_algorithms("fedbuff,fed") == [
-        f"fedbuff,{name}" for name in ("fedavg", "fedasync", "fedac", "fedecho", "fedecho+")
-    ]
+    others = ["fedavg", "fedasync", "fedac", "fedecho", "fedecho+"]
+    assert complete_algorithms("fedbuff,fed") == [f"fedbuff,{name}" for name in others]
     asked = os.environ | {
         "_FEDECHO_COMPLETE": "complete_bash",
         "COMP_WORDS": "fedecho run digits --set local.c",

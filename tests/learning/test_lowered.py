@@ -293,7 +293,8 @@ def test_uses_that_python_does_not_see(way: str) -> None:
         if way == "a class of its own":
             module.second.weight = OwnParameter(module.second.weight.data)
         network = Layout.of(module).bind(module)
-        module.kept()
+        bound_module: Any = network.module
+        bound_module.kept()
         steps = ReplayedSteps(Words(), SGD, network, stream=RecordingStream())  # type: ignore[arg-type]
         steps.begin(network.weights.params.clone(), None, 3)
         with nullcontext() if copies else patch.object(ReplayedSteps, "_cast_once", lambda self, batch: []):
