@@ -112,8 +112,9 @@ def check_accepted(update: ClientUpdate, model: GlobalModel) -> None:
             raise OddError(f"{name} was accepted and does not fit")
         if tensor.layout != like.layout or tensor.device != like.device or not tensor.isfinite().all():
             raise OddError(f"{name} was accepted and is of another kind or not finite")
-    for name in ("client", "base_version", "num_examples", "num_steps"):
-        if type(getattr(update, name)) is not int:
+    kinds = {"client": (int,), "base_version": (int,), "num_examples": (int, float), "num_steps": (int,)}
+    for name, allowed in kinds.items():
+        if type(getattr(update, name)) not in allowed:
             raise OddError(f"{name} was accepted as a {type(getattr(update, name)).__name__}")
     if not all(type(key) is str and isfinite(value) for key, value in update.metrics.items()):
         raise OddError("metrics were accepted that are no finite numbers")

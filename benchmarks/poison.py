@@ -11,11 +11,12 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
+from typing import get_args
 
 from benchmarks.arguments import listed
 from fedecho import Experiment, load, simulate
 from fedecho.runs.experiment import defended
-from fedecho.simulation.attacks import KINDS, Attack
+from fedecho.simulation.attacks import Attack, Kind
 
 SCALE = 10.0
 SETTINGS = ["task.partition.alpha=0.3", "concurrency=10"]
@@ -36,7 +37,7 @@ def accuracy(method: str, kind: str, seeds: list[int], *, defence: bool) -> floa
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", type=listed(int), default=[0, 1, 2])
-    parser.add_argument("--kinds", type=listed(str, KINDS), default=list(KINDS))
+    parser.add_argument("--kinds", type=listed(str, get_args(Kind)), default=list(get_args(Kind)))
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     seeds, rows = options.seeds, []

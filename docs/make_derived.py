@@ -7,11 +7,14 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 import tempfile
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
+
+from typer.testing import CliRunner
+
+from fedecho.cli import app
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
@@ -61,11 +64,13 @@ def with_tables(page: str) -> str:
     """The page with each of its tables as its command shows it, from the repository's own results."""
 
     def made(found: re.Match[str]) -> str:
-        words = [sys.executable, "-m", "fedecho", *shlex.split(found[1])]
-        shown = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()  # noqa: S603 (our own pages)
-        return f"<!-- fedecho {found[1]} -->\n{shown}\n<!-- end -->"
+        shown = CliRunner().invoke(app, shlex.split(found[1]), catch_exceptions=False)
+        if shown.exit_code != 0:
+            raise ValueError(f"fedecho {found[1]} ended with exit code {shown.exit_code}: {shown.stderr}")
+        return f"<!-- fedecho {found[1]} -->\n{shown.stdout.strip()}\n<!-- end -->"
 
-    return MADE.sub(made, page)
+    with chdir(ROOT):
+        return MADE.sub(made, page)
 
 
 def write_tables() -> None:

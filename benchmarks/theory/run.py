@@ -27,8 +27,6 @@ FIXED_LOCAL, STRONG_ECHO = "FedBuff, fixed η_l", "FedEcho, η_d ~ T^-1/2"
 FIXED_AT = 256
 DISTILL_CONSTANT = 64.0
 """The constant in eta_d's Theta. With 1, FedEcho's figures are FedBuff's to three digits."""
-PLAIN = 1e9
-"""Adam with an eps far above any gradient, and lr = eta_d eps, is the plain step -eta_d g to one part in 1e9."""
 LONG_SHARE = 0.1
 
 
@@ -104,9 +102,8 @@ def algorithm_of(problem: Problem, setting: Setting, rates: Rates) -> Any:
     if setting.method in (FEDBUFF, FIXED_LOCAL):
         return inner
     distiller = Distiller(
-        distill_lr=rates.distill_lr * PLAIN,
-        eps=PLAIN,
-        beta1=0.0,
+        distill_lr=rates.distill_lr,
+        optimizer="sgd",
         num_distill_steps=setting.num_distill_steps,
         batch_size=16,
         clip_norm=setting.clip_norm,
