@@ -7,15 +7,21 @@ DEMO := $(VENV)/.installed-demo
 WORKERS ?= 2
 COVERED := src/fedecho/core/*,src/fedecho/storage/*,src/fedecho/algorithms/*,src/fedecho/distill/*,src/fedecho/simulation/*,src/fedecho/executors/*,src/fedecho/flower/*
 
-.PHONY: demo test network lint install format docs bench peers durability audit lock clean
+.PHONY: demo test test-all network lint install format docs bench peers durability audit lock clean
 
 demo: $(DEMO)  ## FedBuff, FADAS and FedEcho on the embedded digits, three seeds, then a table
 	$(BIN)/fedecho compare digits --algorithms fedbuff,fadas,fedecho --seeds 0,1,2 --out runs/demo
 
-test: lint  ## everything that must hold
+# One thread for each worker: torch takes all cores by default, which is slower and rounds otherwise.
+TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+
+test: lint  ## what must hold at every change
 	rm -f .coverage .coverage.*
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --cov --cov-report=
+	$(TESTS) --dist worksteal --cov --cov-report=
 	$(BIN)/coverage report --skip-covered --include='$(COVERED)' --fail-under=95
+
+test-all: lint  ## everything but `make network`: Ray, kernels compiled and interpreted, the peers' race, benchmarks, long repetitions
+	$(TESTS) --dist loadfile -m 'not network'
 
 network: $(STAMP)  ## real Flower processes on this machine: six nodes, TLS and keys, chaos, Flower's quickstart app and simulation engine, a Ray cluster; minutes each
 	$(BIN)/python -m pytest -m network -s

@@ -127,6 +127,7 @@ def test_a_run_that_diverges_does_not_end_the_others(tmp_path: Path) -> None:
     assert "none of the runs finished" in alone.stderr
 
 
+@pytest.mark.slow
 def test_what_a_run_has_to_say_is_said_by_its_comparison(tmp_path: Path) -> None:
     """And a name that looks like an order to the console is a name."""
     words = ["compare", "digits", "--algorithms", "fedbuff", "--seeds", "0", "--versions", "2", *SHORT, "--out", "odd[/b]"]

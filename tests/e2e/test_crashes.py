@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -111,12 +112,13 @@ def test_a_comparison_beside_a_running_one_gets_a_folder_of_its_own(tmp_path: Pa
     record = tmp_path / "runs" / "compare-digits" / "fedbuff-seed0" / "run.jsonl"
     while not record.exists():
         assert first.poll() is None
-    second = subprocess.run([*words, "--versions", "1"], capture_output=True, text=True, timeout=120, check=False)
+        time.sleep(0.01)
+    second = CliRunner().invoke(app, [*words[3:], "--versions", "1"])
     os.killpg(first.pid, signal.SIGINT)
     _, said = first.communicate(timeout=60)
-    assert (second.returncode, second.stdout.strip()) == (0, "runs/compare-digits-2"), second.stderr
+    assert (second.exit_code, second.stdout.strip()) == (0, "runs/compare-digits-2"), second.stderr
     assert first.returncode == 130, said
-    third = subprocess.run([*words, "--versions", "1"], capture_output=True, text=True, timeout=120, check=False)
+    third = CliRunner().invoke(app, [*words[3:], "--versions", "1"])
     assert "runs/compare-digits/fedbuff-seed0" in third.stderr, "free again: the command goes on there, and says what differs"
 
 

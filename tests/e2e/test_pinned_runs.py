@@ -109,7 +109,9 @@ def test_every_method_on_digits(name: str, tmp_path: Path) -> None:
     check(name, tmp_path / "run")
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(
+    "name", [name if name in ("fedac", "fedecho") else pytest.param(name, marks=pytest.mark.slow) for name in ALGORITHMS]
+)
 def test_every_method_on_digits_in_two_processes(name: str, tmp_path: Path) -> None:
     simulate(digits(name), out=tmp_path / "run", executor="pool", workers=2)
     check(name, tmp_path / "run")

@@ -36,6 +36,7 @@ def marked(mark: str) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks for processes in /proc")
 def test_ctrl_c_leaves_a_resumable_run_and_no_process(tmp_path: Path) -> None:
     folder, mark = tmp_path / "run", str(tmp_path)

@@ -342,7 +342,7 @@ def test_cost_names_what_fedecho_pays() -> None:
     assert f"CPU, torch {torch.__version__}; seconds are the server's, mean over --versions 1 after one" in said
 
 
-@pytest.mark.parametrize("form", ["text", "csv", "markdown"])
+@pytest.mark.parametrize("form", ["text", *(pytest.param(form, marks=pytest.mark.slow) for form in ("csv", "markdown"))])
 def test_a_reader_that_has_seen_enough(form: str) -> None:
     """As `| head` does, and before anything is printed."""
     command = [sys.executable, "-m", "fedecho", "table", "cifar10", "--show", "--format", form]

@@ -97,11 +97,11 @@ def test_a_run_stopped_in_the_middle_of_a_buffer_goes_on_to_the_same_bytes(kind:
     assert models[0] == models[1]
 
 
-def test_one_and_two_workers_give_the_bytes_of_serial() -> None:
-    for kind in KINDS:
-        wanted = digests(simulate(experiment(kind, versions=2)))
-        for workers in (1, 2):
-            assert digests(simulate(experiment(kind, versions=2), executor="pool", workers=workers)) == wanted
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("kind", ["lora", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("mrpc", "full"))])
+def test_one_and_two_workers_give_the_bytes_of_serial(kind: str, workers: int) -> None:
+    wanted = digests(simulate(experiment(kind, versions=2)))
+    assert digests(simulate(experiment(kind, versions=2), executor="pool", workers=workers)) == wanted
 
 
 @pytest.mark.parametrize("kind", list(KINDS))

@@ -39,6 +39,7 @@ def same_bytes(one: Outcome, other: Outcome) -> None:
     assert torch.equal(one[2], other[2])
 
 
+@pytest.mark.slow
 def test_two_workers_with_the_captured_program_have_the_bytes_of_one_process(data: Path) -> None:
     """FedAC: its corrections and control variates travel too. Several jobs are under way in each worker."""
     one = experiment(data, "fedac", versions=4)

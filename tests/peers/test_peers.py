@@ -44,6 +44,7 @@ def test_one_that_failed_says_why() -> None:
     assert standings({"turns": turns, "watched": []})[1].error == "no such module"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("contender", [Contender(name="bare", runner="bare"), Contender(name="ours", runner="ours")])
 def test_every_step_of_the_job_is_made_once(contender: Contender) -> None:
     result = run(contender, TINY, 120.0, watched=True)
@@ -52,6 +53,7 @@ def test_every_step_of_the_job_is_made_once(contender: Contender) -> None:
     assert result["peak_bytes"] > 50e6
 
 
+@pytest.mark.slow
 def test_one_that_takes_too_long_is_ended_and_said_so() -> None:
     assert "not done within" in run(Contender(name="bare", runner="bare"), TINY, 0.1)["error"]
 
@@ -63,6 +65,7 @@ exit {code}
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [0, 1])
 def test_an_mps_server_is_begun_and_ended_and_its_refusal_is_a_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int

@@ -107,7 +107,7 @@ def test_results_news_and_words_come_by_label() -> None:
     ("then", "error", "words"),
     [
         (ValueError("a word of its own"), ValueError, "a word of its own"),
-        (StubbornError(1, 2), RuntimeError, "StubbornError: 1 and 2"),
+        pytest.param(StubbornError(1, 2), RuntimeError, "StubbornError: 1 and 2", marks=pytest.mark.slow),
         (
             signal.SIGSEGV,
             WorkerError,
@@ -145,7 +145,7 @@ def test_what_does_not_travel_does_not() -> None:
         pickle.loads(pickle.dumps(StubbornError(1, 2)))  # noqa: S301
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_request_to_all_processes_is_one(tmp_path: Path, number: signal.Signals) -> None:
     """In a session of its own, where one has done its work and waits for nothing any more."""
     here = Path(__file__)
@@ -173,7 +173,7 @@ def two_long(folder: str) -> None:
         print(stopped)
 
 
-@pytest.mark.parametrize("how", ["python", "gpu", "killed"])
+@pytest.mark.parametrize("how", [*(pytest.param(how, marks=pytest.mark.slow) for how in ("python", "gpu")), "killed"])
 def test_what_finds_too_little_memory_is_put_back_and_fewer_go_on(tmp_path: Path, how: str) -> None:
     said: list[str] = []
     works = {"large": partial(_at_work_until_another_tried, tmp_path), "second": partial(_for_want_of_memory, tmp_path, how)}

@@ -24,6 +24,7 @@ for name, value in ENVIRONMENT.items():
 ray = pytest.importorskip("ray", reason="needs Ray: pip install 'fedecho[ray]'")
 # Ray leaves files and processes for the garbage collector to close.
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
