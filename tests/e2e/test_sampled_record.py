@@ -97,12 +97,12 @@ def test_pages_of_a_sampled_record_say_so_and_count_all(runs: tuple[Path, Path])
     made, run, summary = report_of([runs[1]]), read_run(runs[1]), Summary.read(runs[1])
     clients = next(section for section in made.sections if section.slug == "clients")
     assert "samples of one job in 3:" in clients.intro
-    assert all("a sample: one job in 3." in figure.note for figure in clients.figures if figure.slug != "participation")
+    assert all("a sample of one job in 3." in figure.note for figure in clients.figures if figure.slug != "participation")
     assert (run.count("lost"), run.count("accepted")) == (summary.lost, summary.accepted)
     assert run.mean_staleness == summary.mean_staleness
     assert sum(run.reasons.values()) == sum(summary.reasons.values())
     whole = read_run(runs[0])
-    assert (whole.count("lost"), whole.sampled) == (summary.lost, "")
+    assert (whole.count("lost"), whole.sampling_note) == (summary.lost, "")
     assert whole.mean_staleness == pytest.approx(summary.mean_staleness)
 
 
@@ -131,7 +131,7 @@ def test_very_many_clients_are_counted_and_not_listed(every: int, tmp_path: Path
     assert {"timeline-1", "staleness-by-class"} <= set(figures)
     assert "150 clients" in figures["timeline-1"].note
     missing = [why for section in report.sections for why in section.missing]
-    assert any("too many clients to name them all" in why for why in missing)
+    assert any("too many clients to record them one by one" in why for why in missing)
     assert ("teacher-ages" in figures) == (every == 1)
 
 

@@ -72,7 +72,7 @@ def test_a_job_of_a_client_that_the_run_does_not_have_is_named(tmp_path: Path) -
     for event in ("dispatch", "arrival"):
         told = lines()
         next(line for line in told if line["event"] == event)["client"] = 3
-        with pytest.raises(ValueError, match=r"run\.jsonl has a job of client 3 in a run of 3 clients"):
+        with pytest.raises(ValueError, match=r"run\.jsonl has a job of client 3, but the run has only 3 clients"):
             report_of([write(tmp_path / event, told)])
         told[0]["clients"] = {}
         assert report_of([write(tmp_path / "unknown", told)]).figures, "a deployed run does not say how many it has"
@@ -92,7 +92,7 @@ def test_half_a_character_in_a_text_does_not_stop_a_page(tmp_path: Path) -> None
     folder = write(tmp_path / "run", told)
     live = LiveReport([folder])
     assert b"half ?" in live.page()
-    assert json.loads(live.news())["figures"]
+    assert json.loads(live.update_json())["figures"]
     assert CliRunner().invoke(app, ["report", str(folder)]).exit_code == 0
     assert b"half ?" in (folder / "report.html").read_bytes()
 

@@ -66,7 +66,7 @@ class LocalFederation:
         process.wait()
 
     def kill_superlink(self) -> None:
-        """Send SIGKILL. The process is reaped by ``close``, until then it stays a zombie."""
+        """Send SIGKILL. ``close`` reaps the process; until then it remains a zombie."""
         if self._link is not None:
             self._link.send_signal(signal.SIGKILL)
 
