@@ -37,7 +37,7 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("setting", "parts"),
     [
-        ("algorithm.inner.buffer_size=11", ["buffer_size of 11", "concurrency of 10"]),
+        ("algorithm.inner.buffer_size=11", ["buffer_size is 11", "only 10 clients"]),
         ("concurrency=21", ["concurrency", "num_clients = 20", "21"]),
         ("concurrency=0", ["concurrency", "0"]),
         ("task.num_clients=0", ["num_clients", "0"]),
@@ -46,7 +46,7 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         ("local.batch_size=0", ["batch_size", "at least 1"]),
         ("local.epochs=-1", ["epochs", "-1"]),
         ("local.client_lr=0", ["client_lr", "above 0"]),
-        ("local.client_lr=1e39", ["local.client_lr", "within 3.4e38", "1e+39"]),
+        ("local.client_lr=1e39", ["local.client_lr", "between -3.4e38 and 3.4e38", "1e+39"]),
         ("local.client_lr=true", ["local.client_lr", "a number", "True"]),
         ("local.client_lr=fast", ["local.client_lr", "a number", "'fast'"]),
         ("local.epochs=1.5", ["local.epochs", "a whole number", "1.5"]),

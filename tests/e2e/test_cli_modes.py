@@ -139,7 +139,7 @@ def test_a_shell_completes(tmp_path: Path) -> None:
     ("words", "parts"),
     [
         (["report", "nowhere"], ["nowhere", "fedecho run"]),
-        (["report", "."], ["is not a run folder"]),
+        (["report", "."], ["holds no run"]),
         (["watch", "nowhere"], ["nowhere"]),
         (["run", "digits", "--track", "tensorbord"], ["did you mean 'tensorboard'"]),
         (["run", "digits", "--sed", "1"], ["--seed"]),

@@ -84,12 +84,12 @@ def test_an_edited_source_and_another_cpu_are_refused_and_named(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("software", "named"),
     [
-        ({"torch": "2.0.1"}, "torch 2.0.1, and is now"),
-        ({"numpy": "1.21"}, "numpy 1.21, and is now"),
-        ({"fedecho": "0.0.9", "cpu": "SVE"}, "fedecho 0.0.9, CPU capability SVE, and is now"),
-        ({"python": "3.9.1"}, "Python 3.9, and is now"),
-        ({"peft": "0.0.1"}, "peft 0.0.1, and is now"),
-        ({"gpu": "Abacus"}, "GPU Abacus, and is now"),
+        ({"torch": "2.0.1"}, "torch 2.0.1; resuming it with"),
+        ({"numpy": "1.21"}, "numpy 1.21; resuming it with"),
+        ({"fedecho": "0.0.9", "cpu": "SVE"}, "fedecho 0.0.9, CPU capability SVE; resuming it with"),
+        ({"python": "3.9.1"}, "Python 3.9; resuming it with"),
+        ({"peft": "0.0.1"}, "peft 0.0.1; resuming it with"),
+        ({"gpu": "Abacus"}, "GPU Abacus; resuming it with"),
     ],
     ids=str,
 )

@@ -78,7 +78,7 @@ def test_a_buffer_may_be_set_under_both_of_its_names() -> None:
 @pytest.mark.parametrize(("setting", "option"), [("seed=5", "--seeds"), ("algorithm.name=fadas", "--algorithms")])
 def test_what_tells_runs_apart_is_not_set_for_all_of_them(setting: str, option: str) -> None:
     """Every run would have the same seed or method, under the names of the others."""
-    assert f"give {option}" in refused(*compared("--set", setting))
+    assert f"use {option} instead" in refused(*compared("--set", setting))
     with pytest.raises(ConfigError, match=option):
         settings_of_methods("digits", ["fedbuff"], [setting])
 
@@ -136,5 +136,5 @@ def test_no_pointer_hides_a_name_of_ours() -> None:
 
 def test_a_method_or_a_set_in_the_place_of_a_recipe() -> None:
     assert "fedavg is a method, not a recipe: use a recipe (`fedecho list`) with --algorithm fedavg" in refused("run", "fedavg")
-    assert "femnist is not included; there are cifar10" in refused("run", "femnist")
+    assert "femnist is not included; available: cifar10" in refused("run", "femnist")
     assert "unknown algorithm 'fedxyz': it must be one of ca2fl" in refused("run", "digits", "--algorithm", "fedxyz")

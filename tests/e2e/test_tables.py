@@ -254,7 +254,7 @@ def test_a_cell_that_another_process_runs_is_passed_over(small_table: list[str],
     with owned(tmp_path / "runs" / "tables" / "cifar10" / name, print):
         result = CliRunner().invoke(app, small_table)
     assert result.exit_code == 0, result.output
-    assert f"{name}: passed over" in " ".join(result.stderr.split())
+    assert f"{name}: skipped" in " ".join(result.stderr.split())
     assert [path.stem for path in (tmp_path / "mine" / "cifar10").iterdir()] == [name.replace("seed0", "seed1")]
     assert "75.39 ± 2.93" in result.stdout
 

@@ -51,7 +51,7 @@ def test_folders_are_found_below_and_each_once(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"nowhere.*fedecho run"):
         find_runs([tmp_path / "nowhere"])
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="is not a run folder"):
+    with pytest.raises(ValueError, match="holds no run"):
         find_runs([tmp_path / "empty"])
 
 

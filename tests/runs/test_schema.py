@@ -163,7 +163,7 @@ def test_a_later_versions_fields_and_events_are_passed_over(tmp_path: Path) -> N
 def test_an_odd_summary_is_named(tmp_path: Path, text: str, said: str) -> None:
     folder = write(tmp_path / "run", lines())
     (folder / "summary.json").write_text(text)
-    with pytest.raises(ValueError, match=r"summary\.json is damaged .*; remove it, then `fedecho resume") as caught:
+    with pytest.raises(ValueError, match=r"summary\.json is damaged .*; remove it and run `fedecho resume") as caught:
         report_of([folder])
     assert said in str(caught.value)
 

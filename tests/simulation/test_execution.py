@@ -18,8 +18,11 @@ from fedecho.runs.execution import Execution, visible_gpus
     ("told", "said"),
     [
         ({"executor": "cloud"}, "--executor must be one of serial, pool, cuda, ray, got 'cloud'"),
-        ({"executor": "serial", "device": "cuda"}, "for one GPU use --executor cuda, for several pool --device cuda"),
-        ({"executor": "cuda", "device": "cpu"}, "--executor cuda is on a GPU: leave --device out"),
+        (
+            {"executor": "serial", "device": "cuda"},
+            "use --executor cuda for one GPU, or --executor pool --device cuda for several",
+        ),
+        ({"executor": "cuda", "device": "cpu"}, "--executor cuda runs on a GPU: omit --device"),
         ({"executor": "pool", "device": "tpu"}, "--device must be 'cpu' or 'cuda', got 'tpu'"),
         ({"executor": "pool", "device": "cuda", "gpus": ()}, "--executor pool --device cuda needs NVIDIA GPUs"),
         (

@@ -129,21 +129,16 @@ class MessageLine(TypedDict):
     code: NotRequired[str]
 
 
-AnswerLine = TypedDict(
-    "AnswerLine",
-    {
-        "time": Seconds,
-        "client": Client,
-        "status": str,
-        "reason": NotRequired[str],
-        "code": NotRequired[str],
-        "dispatch": Count,
-        "base": Count,
-        "staleness": Count,
-        "class": NotRequired[str],
-    },
-)
-"""The answer to a job, with the norm of its update and the client's own metrics."""
+_WithClass = TypedDict("_WithClass", {"class": NotRequired[str]})  # "class" is a keyword
+
+
+class AnswerLine(DispatchLine, _WithClass):
+    """The answer to a job. The norm of its update and the client's own metrics are further fields."""
+
+    status: str
+    reason: NotRequired[str]
+    code: NotRequired[str]
+    staleness: Count
 
 
 class VersionLine(TypedDict):
@@ -258,7 +253,8 @@ def _check(hint: Any) -> Check:
     if origin is Literal:
         return PlainType(" or ".join(map(repr, inner)), (str,), lambda value: value in inner).check
     if origin in (UnionType, Union):
-        return _either(inner)
+        (other,) = (_check(option) for option in inner if option is not NoneType)
+        return lambda value: None if value is None else other(value)
     if origin is list:
         return _each(_check(inner[0]))
     if origin is dict:
@@ -266,26 +262,12 @@ def _check(hint: Any) -> Check:
     return _table(hint)
 
 
-def _either(options: tuple[Any, ...]) -> Check:
-    """Build the check of an optional type."""
-    (other,) = (_check(option) for option in options if option is not NoneType)
-
-    def check(value: Any) -> None:
-        if value is not None:
-            other(value)
-
-    return check
-
-
 def _each(item: Check) -> Check:
     def check(value: Any) -> None:
         if type(value) is not list:
             raise SchemaError("", "a list", value)
         for index, each in enumerate(value):
-            try:
-                item(each)
-            except SchemaError as error:
-                raise error.under(str(index)) from None
+            _check_at(str(index), item, each)
 
     return check
 
@@ -295,11 +277,8 @@ def _entries(key: Check, item: Check) -> Check:
         if type(value) is not dict:
             raise SchemaError("", "a table", value)
         for name, each in value.items():
-            try:
-                key(name)
-                item(each)
-            except SchemaError as error:
-                raise error.under(name) from None
+            _check_at(name, key, name)
+            _check_at(name, item, each)
 
     return check
 
@@ -317,14 +296,18 @@ def _table(cls: Any) -> Check:
         for name, each in value.items():
             types, test, exact = rules.get(name, extra)
             if type(each) not in types or not (test is None or test(each)):
-                try:
-                    exact(each)
-                except SchemaError as error:
-                    raise error.under(name) from None
+                _check_at(name, exact, each)
         if not required <= value.keys():
             raise SchemaError(next(name for name in rules if name in required and name not in value), "")
 
     return check
+
+
+def _check_at(name: str, check: Check, value: Any) -> None:
+    try:
+        check(value)
+    except SchemaError as error:
+        raise error.under(name) from None
 
 
 def _rule(hint: Any) -> tuple[tuple[type, ...], Callable[[Any], bool] | None, Check]:
