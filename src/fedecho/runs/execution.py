@@ -142,7 +142,7 @@ def as_before(before: Mapping[str, Any], executor: str | None = None) -> dict[st
 
     ``before`` is the entry ``execution`` of the run's header.
     """
-    chosen = executor or before["executor"]
+    chosen = executor or before.get("executor", "serial")
     device = "cuda" if "device" in before and chosen in ("pool", "ray") else None
     arithmetic = {"precision": before.get("precision", "bf16"), "deterministic": before.get("deterministic", False)}
     return {"executor": chosen, "device": device, **arithmetic}
