@@ -21,7 +21,7 @@ test: lint  ## what must hold at every change
 	$(BIN)/coverage report --skip-covered --include='$(COVERED)' --fail-under=95
 
 test-all: lint  ## everything but `make network`: Ray, kernels compiled and interpreted, the peers' race, benchmarks, long repetitions
-	$(TESTS) --dist loadfile -m 'not network'
+	$(TESTS) --dist loadfile -m 'not network' --hypothesis-profile long
 
 network: $(STAMP)  ## real Flower processes on this machine: six nodes, TLS and keys, chaos, Flower's quickstart app and simulation engine, a Ray cluster; minutes each
 	$(BIN)/python -m pytest -m network -s

@@ -5,6 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import settings
+
+settings.register_profile("long", max_examples=500)  # for properties that name no number of their own
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts background jobs so, and what they start inherits it: no test of Ctrl-C could pass there.

@@ -73,6 +73,8 @@ def quickly(words: list[str]) -> list[str]:
     kept = [
         word for place, word in enumerate(words) if word != "--versions" and (not place or words[place - 1] != "--versions")
     ]
+    if words[0] == "compare" and "--jobs" not in words:
+        kept += ["--jobs", "1"]
     return [*kept, "--versions", "2", "--set", "task.width=1", "--set", "local.num_local_steps=1"]
 
 

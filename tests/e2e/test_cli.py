@@ -93,6 +93,8 @@ def test_compare_ends_in_a_table_and_keeps_what_is_finished(tmp_path: Path) -> N
         "0,1",
         "--versions",
         "3",
+        "--jobs",
+        "1",
         "--out",
         "both",
         *SHORT,
@@ -108,7 +110,8 @@ def test_compare_ends_in_a_table_and_keeps_what_is_finished(tmp_path: Path) -> N
 
 def test_a_run_that_diverges_does_not_end_the_others(tmp_path: Path) -> None:
     """Huge updates: FADAS takes steps of the server's learning rate whatever their size, FedBuff steps of theirs."""
-    words = ["compare", "digits", "--seeds", "0", "--versions", "6", "--set", "local.client_lr=1e8", *SHORT, "--json"]
+    words = ["compare", "digits", "--seeds", "0", "--versions", "6", "--set", "local.client_lr=1e8", *SHORT]
+    words += ["--jobs", "1", "--json"]
     both = CliRunner().invoke(app, [*words, "--algorithms", "fedbuff,fadas", "--out", "both"])
     assert both.exit_code == 0, both.output
     told = json.loads(both.stdout)
@@ -222,13 +225,13 @@ def test_ctrl_c_stops_a_comparison_and_the_same_command_goes_on(tmp_path: Path) 
     assert "Traceback" not in said
     assert "run the same command again to continue" in said
     _is_stopped_in_good_order(tmp_path / "both")
-    again = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert again.returncode == 0, again.stderr
+    again = CliRunner().invoke(app, command[3:])
+    assert again.exit_code == 0, again.stderr
     assert "starting from the beginning" not in again.stderr
     assert len(list((tmp_path / "both").rglob("summary.json"))) == 4
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL])
 def test_a_comparison_that_is_told_to_end_leaves_no_process_behind(tmp_path: Path, number: signal.Signals) -> None:
     """Not even one that was killed: its workers see that it is gone, keep what they have and go."""
     _, process = _comparison(tmp_path / "both")

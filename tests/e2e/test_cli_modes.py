@@ -51,6 +51,8 @@ def test_a_comparison_for_scripts(tmp_path: Path) -> None:
         "--seeds",
         "0,1",
         *SHORT,
+        "--jobs",
+        "1",
         "--out",
         "both",
         "--track",

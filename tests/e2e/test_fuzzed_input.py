@@ -24,7 +24,7 @@ from fedecho.runs.estimates import ServerCost
 from fedecho.runs.summary import Summary
 from fedecho.tasks.vision import synthesize
 
-FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], print_blob=True)
+FUZZ = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], print_blob=True)
 
 
 @pytest.fixture(autouse=True)

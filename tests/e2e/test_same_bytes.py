@@ -70,7 +70,10 @@ def memory_of_group(leader: int) -> list[set[str]]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="looks at the memory of processes in /proc")
-@pytest.mark.parametrize("kill", [os.killpg, os.kill], ids=["its process group", "its parent alone"])
+@pytest.mark.parametrize(
+    "kill",
+    [pytest.param(os.killpg, id="its process group", marks=pytest.mark.slow), pytest.param(os.kill, id="its parent alone")],
+)
 def test_a_killed_pool_leaves_no_shared_memory_and_its_run_resumes_to_the_same_bytes(
     kill: Callable[[int, int], None], reference: Path, tmp_path: Path
 ) -> None:
