@@ -204,7 +204,23 @@ def test_words_pick_seeds_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fedecho(*words, "--without", "seed0", "--without", "seed2") == one
 
 
-@pytest.mark.parametrize("damage", [{"summary": {}}, {"evaluations": []}, {"notes": 3}, {"software": {}}], ids=str)
+DAMAGES: list[dict[str, object]] = [
+    {"summary": {}},
+    {"summary": {"num_versions": 1, "last10_accuracy": 10**400}},
+    {"evaluations": []},
+    {"evaluations": 5},
+    {"evaluations": [{"version": 1, "time": 1.0}, None]},
+    {"notes": 3},
+    {"notes": {"stand_in": -1.5}},
+    {"software": {}},
+    {"unlabeled": 7},
+    {"cell": []},
+    {"config": {"task": json.loads("[" * 500 + "]" * 500)}},
+    {"weather": "fine"},
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: str(damage)[:40])
 def test_a_damaged_result_is_named(tmp_path: Path, damage: dict[str, object]) -> None:
     name = "fedbuff-large-dir-0.1-seed0.json"
     (tmp_path / "cifar10").mkdir()
@@ -212,6 +228,15 @@ def test_a_damaged_result_is_named(tmp_path: Path, damage: dict[str, object]) ->
     (tmp_path / "cifar10" / name).write_text(json.dumps(kept | damage))
     said = fedecho("table", "cifar10", "--show", "--results", str(tmp_path), code=2)
     assert f"{name} is damaged" in " ".join(said.split())
+
+
+def test_a_score_that_is_no_number_is_not_in_a_table(tmp_path: Path) -> None:
+    name = "fedbuff-minilm-seed0.json"
+    (tmp_path / "mrpc").mkdir()
+    kept = json.loads((ROOT / "results" / "mrpc" / name).read_text())
+    kept["evaluations"][-1]["f1"] = {"a": 1}
+    (tmp_path / "mrpc" / name).write_text(json.dumps(kept))
+    assert "FedBuff" in fedecho("table", "mrpc", "--show", "--results", str(tmp_path))
 
 
 def test_settings_of_ones_own_stand_in_the_title(small_table: list[str]) -> None:

@@ -282,7 +282,7 @@ def _other_files(results: list[CellResult]) -> Iterator[str]:
     by_model: dict[str, dict[str, set[str]]] = {}
     for result in results:
         if "model files" in result.notes:
-            files = by_model.setdefault(result.notes["model"], {})
+            files = by_model.setdefault(result.notes.get("model", "a model"), {})
             files.setdefault(result.notes["model files"].partition(",")[0], set()).add(result.cell)
     for model, files in sorted(by_model.items()):
         most, *others = sorted(files, key=lambda digest: (-len(files[digest]), digest))

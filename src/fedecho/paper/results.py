@@ -22,6 +22,7 @@ from fedecho.runs.folder import FolderInUse
 from fedecho.runs.identity import check_same, config_of, header_of, is_finished, notes_of
 from fedecho.runs.job_processes import Report, Say, See, run_jobs
 from fedecho.runs.record import RECORD, Line, read_header, read_record
+from fedecho.runs.record_schema import SchemaError, check_cell, is_number, loaded
 from fedecho.runs.run import CHECKPOINT_S, Interrupted, simulate
 from fedecho.runs.run_stats import DivergedError, Following, RunState, Watch
 from fedecho.runs.signals import stop_signals
@@ -57,7 +58,7 @@ class CellResult:
         """
         if name in self.summary:
             return Score(float(self.summary[name]))
-        values = [line[name] for line in self.evaluations[-LAST:] if name in line]
+        values = [line[name] for line in self.evaluations[-LAST:] if is_number(line.get(name))]
         if values and len(values) == len(self.evaluations[-LAST:]):
             return Score(fmean(values))
         last = self.summary.get("scores", {}).get(name)
@@ -92,10 +93,10 @@ def read_result(results: Path, cell: Cell) -> CellResult | None:
         return None
     expected = to_config(first_of(cell).experiment())
     try:
-        result = CellResult(**json.loads(read_bytes(path, 64 * MIB)))
+        result = CellResult(**check_cell(loaded(read_bytes(path, 64 * MIB))))
         others = _other_settings(expected, completed(result.config), cell.row.untrained)
         _check_complete(result)
-    except (ValueError, RecursionError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, SchemaError) as error:
         raise ValueError(f"{path} is damaged ({error}); remove it to run the cell again") from None
     if others:
         raise ConfigError(

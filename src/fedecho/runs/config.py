@@ -262,7 +262,7 @@ def _plain(value: Any, hint: Any, path: str) -> Any:
             return value
         if option is float and value in (inf, -inf):
             return value
-        if option is float and type(value) in (int, float) and not isnan(value):
+        if option is float and (type(value) is int or (type(value) is float and not isnan(value))):
             if abs(value) > MOST:
                 raise ConfigError(f"{path} must be between -3.4e38 and 3.4e38 (the float32 range), got {str(value)[:24]}")
             return float(value)

@@ -177,6 +177,32 @@ class Spent(TypedDict):
     epsilon_by_reports: NotRequired[list[SpentBy]]
 
 
+class CellSummary(TypedDict):
+    """Summary in a result file. A diverged run has ``num_versions`` alone."""
+
+    num_versions: Count
+    last10_accuracy: NotRequired[float]
+    final_accuracy: NotRequired[float]
+    best_accuracy: NotRequired[float]
+    real_s: NotRequired[Seconds]
+    scores: NotRequired[dict[str, float]]
+
+
+class CellFile(TypedDict):
+    """Result file of one table cell."""
+
+    cell: str
+    summary: CellSummary
+    evaluations: list[EvaluationLine]
+    config: dict[str, Any]
+    execution: dict[str, Any]
+    software: dict[str, Any]
+    unlabeled: str
+    commit: str
+    notes: NotRequired[dict[str, str]]
+    diverged: NotRequired[str]
+
+
 NUMERIC_EXTRAS: tuple[Any, ...] = (AnswerLine, VersionLine)
 """Lines whose further fields must be numbers."""
 
@@ -227,6 +253,16 @@ def check_fields(cls: Any, tree: Any) -> dict[str, Any]:
     """Check a table against the fields of a dataclass and return these fields. Others are dropped."""
     _check(cls)(tree)
     return {f.name: tree[f.name] for f in fields(cls) if f.name in tree}
+
+
+def check_cell(tree: Any) -> dict[str, Any]:
+    """Check a result file. Unknown fields are an error."""
+    _check(CellFile)(tree)
+    for part in ("config", "execution", "software"):
+        _check_depth(tree[part])
+    if others := tree.keys() - CellFile.__annotations__.keys():
+        raise SchemaError(min(others), "left out", tree[min(others)])
+    return dict(tree)
 
 
 def loaded(text: bytes) -> Any:
