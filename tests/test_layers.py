@@ -51,6 +51,29 @@ def test_layers_import_only_what_lies_below() -> None:
             assert imported_layers(path) <= allowed | {layer}, path
 
 
+UNPICKLING = {
+    "executors/ray_actor.py",  # what the process that started it sends
+    "runs/job_processes.py",  # the same
+    "tasks/vision/cifar_files.py",  # an unpickler that allows five names
+}
+LOADERS = {"load", "loads", "Unpickler", "read_pickle"}
+
+
+def test_pickles_are_read_where_the_docs_say_and_nowhere_else() -> None:
+    """Of files, only CIFAR's official ones."""
+    found = set()
+    for path in ROOT.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and node.attr in LOADERS and isinstance(node.value, ast.Name):
+                assert node.value.id not in ("torch", "joblib", "dill", "marshal"), path
+                if node.value.id in ("pickle", "cloudpickle"):
+                    found.add(str(path.relative_to(ROOT)))
+            if isinstance(node, ast.keyword) and node.arg in ("allow_pickle", "trust_remote_code"):
+                assert isinstance(node.value, ast.Constant), path
+                assert node.value.value is False, path
+    assert found == UNPICKLING
+
+
 def test_no_folder_or_file_is_named_for_nothing() -> None:
     for path in ROOT.rglob("*"):
         assert path.stem not in {"utils", "common", "helpers", "base", "misc"}, path

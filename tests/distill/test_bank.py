@@ -53,6 +53,19 @@ def test_thousands_of_puts_of_large_logits_do_not_drift() -> None:
     assert (bank.teacher().double() - expected).abs().max() < 1e-6
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_logits_that_are_not_finite_are_refused_and_the_former_ones_stay(bad: float) -> None:
+    bank = Bank(ROWS, CLASSES, CPU)
+    bank.put(0, logits(0), 0)
+    bank.put(1, logits(1), 1)
+    before, odd = bank.teacher().clone(), logits(2)
+    odd[1, 0] = bad
+    bank.put(1, odd, 2)
+    bank.put(5, odd, 2)
+    assert torch.equal(bank.teacher(), before)
+    assert len(bank) == 2
+
+
 def test_a_mean_of_probabilities_comes_back_as_its_logarithm() -> None:
     bank = Bank(ROWS, CLASSES, CPU, "probabilities")
     for client in range(4):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -47,6 +48,16 @@ def test_every_block_runs_in_the_order_of_the_page(page: Path, tmp_path: Path, m
         elif block.kind == "sh":
             for line in block.text.splitlines():
                 run_shell(line)
+
+
+@pytest.mark.parametrize("page", ["durability.md", "security.md"])
+def test_every_promise_names_tests_that_exist(page: str) -> None:
+    text = (DOCS / page).read_text()
+    named = set(re.findall(r"`((?:tests|benchmarks)/[\w/]+\.py)", text))
+    assert named, "a promise without a test is none"
+    assert {name for name in named if not (ROOT / name).is_file()} == set()
+    sources = set(re.findall(r"`((?:core|storage|distill|flower)/\w+\.py)`", text))
+    assert {name for name in sources if not (ROOT / "src" / "fedecho" / name).is_file()} == set()
 
 
 def test_the_notebook_is_the_tutorial() -> None:

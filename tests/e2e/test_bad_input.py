@@ -189,6 +189,17 @@ def test_an_absurd_option_is_refused_before_anything_runs(words: list[str], part
     assert not list(tmp_path.iterdir()), "nothing was begun"
 
 
+@pytest.mark.parametrize(
+    ("method", "where", "told"), [("fedecho", "server", "FedEcho's teachers"), ("fedac", "client", "control variates")]
+)
+def test_privacy_that_would_protect_less_than_it_says_is_refused(method: str, where: str, told: str, tmp_path: Path) -> None:
+    words = ["--algorithm", method, "--set", "privacy.noise_multiplier=1", "--set", f"privacy.where={where}"]
+    done = CliRunner().invoke(app, ["run", "digits", *words, "--out", str(tmp_path / "run")])
+    assert done.exit_code == 2
+    assert told in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("shape", [(-1, 32, 32, 3), (2**40, 32, 32, 3)])
 def test_an_array_whose_heading_lies_is_refused(shape: tuple[int, ...], tmp_path: Path) -> None:
     with (tmp_path / "u.npy").open("wb") as file:
