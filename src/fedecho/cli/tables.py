@@ -154,9 +154,7 @@ def _check_choices(name: str, form: str, show: bool, dry_run: bool, results: Pat
     if form not in ("text", "markdown", "csv"):
         raise ConfigError(f"--format must be text, markdown or csv, got {form!r}")
     if show and dry_run:
-        raise ConfigError(
-            "--show and --dry-run exclude each other: use --show for existing results, --dry-run for missing ones"
-        )
+        raise ConfigError("--show lists existing results and --dry-run missing ones: choose one")
     if show and not results.is_dir():
         raise ConfigError(f"there is no folder {results.absolute()}: give the folder of results with --results")
 
