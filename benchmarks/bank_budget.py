@@ -31,7 +31,7 @@ from benchmarks.arguments import at_least_one, positive
 from fedecho import load, simulate
 from fedecho.core.randomness import below, uniform
 from fedecho.distill import Bank
-from fedecho.distill.bank import Keeping
+from fedecho.distill.bank import BankStorage
 
 NUM_UNLABELED, NUM_CLASSES = 2000, 10
 POOL = 61
@@ -100,7 +100,7 @@ class Kept:
     put_us: float
 
 
-def keep(crowd: Crowd, keeping: Keeping) -> Kept:
+def keep(crowd: Crowd, keeping: BankStorage) -> Kept:
     """In a process of its own, so that its memory can be told."""
     torch.set_num_threads(1)
     parts, speakers = crowd.parts(), crowd.speakers()
@@ -129,12 +129,12 @@ def _peak_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def ways(budget_mb: float, folder: str) -> dict[str, Keeping]:
+def ways(budget_mb: float, folder: str) -> dict[str, BankStorage]:
     return {
-        "mapped file": Keeping(place="file", folder=folder),
-        "half, mapped file": Keeping(half=True, place="file", folder=folder),
-        f"{budget_mb:g} MB": Keeping(place="cpu", budget_mb=budget_mb),
-        f"half, {budget_mb:g} MB": Keeping(half=True, place="cpu", budget_mb=budget_mb),
+        "mapped file": BankStorage(place="file", folder=folder),
+        "half, mapped file": BankStorage(half=True, place="file", folder=folder),
+        f"{budget_mb:g} MB": BankStorage(place="cpu", budget_mb=budget_mb),
+        f"half, {budget_mb:g} MB": BankStorage(half=True, place="cpu", budget_mb=budget_mb),
     }
 
 

@@ -27,8 +27,8 @@ from fedecho.distill.distiller import Adam
 from fedecho.executors.executor import Job
 from fedecho.gpu.capture import Precision
 from fedecho.gpu.executor import CudaExecutor
-from fedecho.gpu.streams import mark_here
-from fedecho.runs.on_gpu import GpuParts, gpu_settings, the_gpu
+from fedecho.gpu.streams import record_event
+from fedecho.runs.on_gpu import GpuParts, gpu_settings, select_gpu
 
 PRODUCTS = ("conv", "xmma", "cutlass", "gemm", "cudnn", "nvjet", "wgrad", "dgrad")
 """Words in the names of kernels that convolve and multiply; what inductor makes is BatchNorm, ReLU and the update."""
@@ -70,7 +70,7 @@ def step_of(parts: GpuParts) -> Callable[[], None]:
     executor = parts.executor(1, None)
     assert isinstance(executor, CudaExecutor)
     slot = executor.slots[0]
-    slot.begin(Job(Dispatch(0, 0, model_of(parts), 0)), mark_here(parts.device))
+    slot.begin(Job(Dispatch(0, 0, model_of(parts), 0)), record_event(parts.device))
 
     def step() -> None:
         with slot.stream.queue():
@@ -105,7 +105,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=positive, default=1.5)
     options = parser.parse_args()
     need_gpu(parser)
-    device, precision, times = the_gpu(), Precision(), 5
+    device, precision, times = select_gpu(), Precision(), 5
     experiment = replace(load("cifar10", algorithm="fedecho"), task=NoiseTask())
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, ResNet-18, batch 50, bf16, compiled", flush=True)
     with gpu_settings(precision, device):

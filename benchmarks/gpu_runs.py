@@ -16,7 +16,7 @@ from benchmarks.arguments import at_least_one, need_gpu
 from benchmarks.kept import keep
 from benchmarks.verdict import verdict
 from fedecho import load, simulate
-from fedecho.runs.on_gpu import the_gpu
+from fedecho.runs.on_gpu import select_gpu
 from fedecho.tasks.data_files import MissingDataError
 
 METHODS = ("fedbuff", "fedecho")
@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     need_gpu(parser)
-    the_gpu()
+    select_gpu()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, ResNet-18, {options.versions} versions", flush=True)
     rows: dict[str, Row] = {}
     for method in METHODS:

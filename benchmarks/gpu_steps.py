@@ -29,9 +29,9 @@ from fedecho.executors.executor import Job
 from fedecho.gpu import channel_ops
 from fedecho.gpu.capture import Precision
 from fedecho.gpu.executor import CudaExecutor
-from fedecho.gpu.streams import mark_here
+from fedecho.gpu.streams import record_event
 from fedecho.learning.trainer import Trainer
-from fedecho.runs.on_gpu import GpuParts, forget_compiled, gpu_settings, the_gpu
+from fedecho.runs.on_gpu import GpuParts, forget_compiled, gpu_settings, select_gpu
 from fedecho.tasks.partition import Parts, as_parts
 from fedecho.tasks.vision.cifar import CifarTask
 from fedecho.tasks.vision.images import Images
@@ -107,7 +107,7 @@ def captured(parts: GpuParts, num_slots: int) -> Callable[[], int]:
     epochs = parts.experiment.local_training.epochs
 
     def work() -> int:
-        ready = mark_here(parts.device)
+        ready = record_event(parts.device)
         for number, slot in enumerate(executor.slots):
             slot.begin(Job(Dispatch(number, number, model, number)), ready)
         return num_slots * CLIENT_IMAGES * epochs
@@ -146,7 +146,7 @@ def kernels(chosen: Collection[str]) -> Iterator[None]:
 
 def table(experiment: Experiment, num_slots: int, seconds: float, chosen: Collection[str]) -> list[Row]:
     """From the plainest to what ``--executor cuda`` does."""
-    device, rows = the_gpu(), []
+    device, rows = select_gpu(), []
 
     def measured(step: str, work: Callable[[], int]) -> None:
         rows.append(Row(step, rate(work, seconds)))
@@ -178,7 +178,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     need_gpu(parser)
-    the_gpu()
+    select_gpu()
     experiment = replace(load("cifar10", algorithm="fedecho"), task=NoiseTask())
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, ResNet-18, batch 50")
     rows = table(experiment, options.slots, options.seconds, options.kernels)

@@ -13,12 +13,12 @@ from shutil import copyfile
 import torch
 from transformers import AutoModel
 
-from fedecho.tasks.text.pretrained import WORDS, files_of
+from fedecho.tasks.text.pretrained import TOKENIZER_FILES, files_of
 
 
 def halve(folder: Path, out: Path) -> None:
     AutoModel.from_pretrained(folder, dtype=torch.float16, local_files_only=True).save_pretrained(out)
-    for file in (file for pattern in WORDS for file in folder.glob(pattern)):
+    for file in (file for pattern in TOKENIZER_FILES for file in folder.glob(pattern)):
         copyfile(file, out / file.name)
     print(files_of(out))
 

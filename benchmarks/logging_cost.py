@@ -24,7 +24,7 @@ from fedecho.core.loop import drive
 from fedecho.runs.build import assembled, one_thread
 from fedecho.runs.evaluation import TimedTransport
 from fedecho.runs.record import Record
-from fedecho.runs.run_stats import Following, RunState
+from fedecho.runs.run_stats import ProgressWatch, RunState
 from fedecho.tracking import Tracker, tracked
 
 LIMIT = 1.02
@@ -65,7 +65,7 @@ def logged(experiment: Experiment, sinks: tuple[str, ...]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         with tracked(sinks, out) as tracker:
-            follow = Following(out, RunState(experiment.num_versions), lambda state: None)
+            follow = ProgressWatch(out, RunState(experiment.num_versions), lambda state: None)
 
             def watch(moment: Any, scores: Any) -> None:
                 tracker(moment, scores)
@@ -83,7 +83,7 @@ def cpu_seconds(work: Callable[[], None]) -> float:
 def inside(experiment: Experiment, sinks: tuple[str, ...]) -> float:
     spent = Spent()
     parts = [(Record, name) for name in ("moment", "evaluation", "sync", "lines")]
-    parts += [(Tracker, "__call__"), (Tracker, "_work"), (Following, "__call__"), (TimedTransport, "served")]
+    parts += [(Tracker, "__call__"), (Tracker, "_work"), (ProgressWatch, "__call__"), (TimedTransport, "served")]
     patches = [spent.around(cls, name) for cls, name in parts]
     for one in patches:
         one.start()

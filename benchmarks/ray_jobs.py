@@ -19,8 +19,8 @@ import torch
 from benchmarks.arguments import at_least_one
 from fedecho.core.layout import BoundNetwork, Layout
 from fedecho.core.types import ClientUpdate, Dispatch, GlobalModel, Weights
-from fedecho.executors.executor import Bench, Executor, Job, SerialExecutor
-from fedecho.runs.execution import EXECUTORS, Execution, crew_of
+from fedecho.executors.executor import Executor, Job, JobRunner, SerialExecutor
+from fedecho.runs.execution import EXECUTORS, Execution, start_workers
 from fedecho.tasks.vision.resnet import resnet18
 
 JOBS_PER_VERSION = 3
@@ -37,9 +37,9 @@ class MakeIdle:
 
     width: int
 
-    def __call__(self) -> Bench:
+    def __call__(self) -> JobRunner:
         bound = network(self.width)
-        return Bench(bound.layout, SerialExecutor(lambda job: untrained(bound, job)))
+        return JobRunner(bound.layout, SerialExecutor(lambda job: untrained(bound, job)))
 
 
 def untrained(bound: BoundNetwork, job: Job) -> ClientUpdate:
@@ -56,7 +56,7 @@ def started(name: str, width: int, workers: int) -> Iterator[Executor]:
         yield SerialExecutor(lambda job: untrained(bound, job))
         return
     execution = Execution(executor=name, workers=workers)  # type: ignore[arg-type]
-    runner = crew_of(execution, MakeIdle(width), network(width).layout, None, lambda text: None)
+    runner = start_workers(execution, MakeIdle(width), network(width).layout, None, lambda text: None)
     try:
         yield runner
     finally:

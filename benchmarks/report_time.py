@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedecho.core.loop import Moment, Sent
+from fedecho.core.loop import Moment, SentDispatch
 from fedecho.core.server import Receipt, Step
 from fedecho.core.types import GlobalModel, Weights
 from fedecho.runs.record import Record
@@ -67,7 +67,7 @@ def _live(
     dice, now, version, number, waiting = np.random.default_rng(seed), 0.0, 0, 0, 0
     work: dict[int, tuple[float, int, int]] = {}
     nothing = GlobalModel(0, Weights(*2 * (None,)))
-    sent: list[Sent] = []
+    sent: list[SentDispatch] = []
 
     def refill() -> None:
         nonlocal number
@@ -76,7 +76,7 @@ def _live(
             client = idle.pop()
             if client not in work:
                 work[client] = (now + runtimes.draw(client, number), number, version)
-                sent.append(Sent(now, number, client, version))
+                sent.append(SentDispatch(now, number, client, version))
                 number += 1
 
     refill()

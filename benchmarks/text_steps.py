@@ -33,7 +33,7 @@ from fedecho.gpu.capture import Precision
 from fedecho.gpu.replay import ReplayedSteps
 from fedecho.learning import LocalTraining, Trainer
 from fedecho.runs.execution import DTYPES
-from fedecho.runs.on_gpu import gpu_settings, the_gpu
+from fedecho.runs.on_gpu import gpu_settings, select_gpu
 from fedecho.tasks.partition import Parts, as_parts
 from fedecho.tasks.text import mathinstruct
 from fedecho.tasks.text.batches import Ragged, Spans
@@ -223,7 +223,7 @@ class Way:
 def _shared(way: Way, barrier: Any, found: Any) -> None:
     """A process that shares the device with others."""
     if way.device != "cpu":
-        the_gpu()
+        select_gpu()
     found.put(sum(way.times(barrier.wait)))
 
 
@@ -288,7 +288,7 @@ def main(words: Sequence[str] | None = None) -> None:
     given = parser.parse_args(words)
     if given.device == "cuda":
         need_gpu(parser)
-    device = the_gpu() if given.device == "cuda" else torch.device("cpu")
+    device = select_gpu() if given.device == "cuda" else torch.device("cpu")
     where = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     print(f"{where}, torch {torch.__version__}, {given.precision}, {given.steps} steps a job, {given.processes} at once")
     each = [way for model in given.models for way in ways(model, given.steps, device, DTYPES[given.precision], given.layers)]

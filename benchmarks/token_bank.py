@@ -20,7 +20,7 @@ from fedecho.core.layout import Layout
 from fedecho.core.task import Positions
 from fedecho.core.types import Dispatch, GlobalModel, Weights
 from fedecho.distill import normalized_entropy
-from fedecho.distill.token_bank import Entry, FullLogits, HiddenStates, Storage, TokenBank, TopLogits
+from fedecho.distill.token_bank import Entry, FullLogits, HiddenStates, TokenBank, TokenStorage, TopLogits
 from fedecho.learning.local import LocalTraining
 from fedecho.learning.trainer import Trainer
 from fedecho.tasks import MathInstructTask
@@ -40,7 +40,7 @@ class Sizes:
     clients: int = 10
 
 
-def bytes_of(storage: Storage, head: nn.Linear, sizes: Sizes, texts: int) -> int:
+def bytes_of(storage: TokenStorage, head: nn.Linear, sizes: Sizes, texts: int) -> int:
     """Of a bank that holds ``texts`` of every client."""
     bank = TokenBank(storage, Positions(torch.full((texts,), sizes.tokens)), CPU)
     generator = torch.Generator().manual_seed(0)

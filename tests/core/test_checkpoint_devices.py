@@ -11,7 +11,7 @@ from torch import Tensor
 from fedecho import FADAS, FedAC, FedBuff
 from fedecho.core.types import Arrival, ClientUpdate, GlobalModel, Weights
 from fedecho.learning.trainer import _shift
-from fedecho.storage.checkpoint import Every, decode, encode
+from fedecho.storage.checkpoint import SameTemplate, decode, encode
 
 META = torch.device("meta")
 METHODS = [
@@ -55,7 +55,7 @@ def test_a_state_in_the_middle_of_a_buffer(method: Any) -> None:
 def test_a_correction_that_the_first_model_did_not_have() -> None:
     """With FedAC a resumed client subtracts its own c_i, which is on the device, from it."""
     models = {5: model_on(torch.device("cpu"), version=5, corrected=True)}
-    model = restored(models, Every(model_on(META)))[5]
+    model = restored(models, SameTemplate(model_on(META)))[5]
     assert {tensor.device for tensor in tensors_in(model)} == {META}
     shift = _shift(model.correction, torch.zeros(4, device=META))
     assert shift is not None

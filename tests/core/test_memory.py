@@ -13,10 +13,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedecho.storage.client_memory import ClientMemory, Place
+from fedecho.storage.client_memory import ClientMemory, MemoryPlace
 from fedecho.storage.files import DiskFullError
 
-PLACES: tuple[Place, ...] = ("device", "cpu", "file")
+PLACES: tuple[MemoryPlace, ...] = ("device", "cpu", "file")
 NUM_CLIENTS, SIZE = 4, 3
 writes = st.lists(
     st.tuples(st.integers(0, NUM_CLIENTS - 1), st.lists(st.floats(-8, 8, width=32), min_size=SIZE, max_size=SIZE)), max_size=12
@@ -43,7 +43,7 @@ def test_every_place_agrees_with_a_dict(writes: list[tuple[int, list[float]]]) -
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_written_row_is_a_copy(place: Place) -> None:
+def test_a_written_row_is_a_copy(place: MemoryPlace) -> None:
     memory, vector = ClientMemory(2, torch.zeros(3), place), torch.ones(3)
     memory[0] = vector
     vector.zero_()
@@ -53,7 +53,7 @@ def test_a_written_row_is_a_copy(place: Place) -> None:
 
 @pytest.mark.parametrize("source", PLACES)
 @pytest.mark.parametrize("target", PLACES)
-def test_a_tree_is_taken_up_in_any_place(source: Place, target: Place) -> None:
+def test_a_tree_is_taken_up_in_any_place(source: MemoryPlace, target: MemoryPlace) -> None:
     memory = ClientMemory(5, torch.zeros(2), source)
     memory[3] = torch.tensor([1.5, -2.0])
     memory[1] = torch.tensor([0.25, 8.0])
@@ -181,7 +181,9 @@ row_actions = st.lists(st.tuples(st.sampled_from(["write", "drop"]), st.integers
 
 @given(row_actions, st.sampled_from(PLACES), st.sampled_from([torch.float32, torch.float16]))
 @settings(max_examples=60, deadline=None)
-def test_rows_that_are_given_up_are_taken_again(actions: list[tuple[str, int, int]], place: Place, dtype: torch.dtype) -> None:
+def test_rows_that_are_given_up_are_taken_again(
+    actions: list[tuple[str, int, int]], place: MemoryPlace, dtype: torch.dtype
+) -> None:
     """Against a dict; the rows in use never outnumber the clients there were at once."""
     memory, model, most = ClientMemory(31, torch.zeros(3), place, dtype=dtype), {}, 0
     for action, client, value in actions:

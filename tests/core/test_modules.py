@@ -13,7 +13,7 @@ from torch.nn.utils.parametrizations import orthogonal
 from torch.nn.utils.prune import l1_unstructured
 
 from fedecho.core.layout import Layout
-from fedecho.core.modules import FullState, copied, structure_of
+from fedecho.core.modules import FullState, copy_module, structure_of
 from fedecho.core.types import Weights
 from fedecho.tasks.vision.resnet import resnet18
 
@@ -66,7 +66,7 @@ def test_a_network_whose_weights_are_computed_can_be_copied() -> None:
     with pytest.warns(FutureWarning):
         module = weight_norm(nn.Linear(3, 2))
     x = torch.randn(4, 3)
-    assert torch.equal(copied(module)(x), module(x))
+    assert torch.equal(copy_module(module)(x), module(x))
 
 
 def test_a_network_that_cannot_be_copied_is_named() -> None:
@@ -78,7 +78,7 @@ def test_a_network_that_cannot_be_copied_is_named() -> None:
     with pytest.raises(
         ValueError, match=r"the network Streams cannot be copied \(TypeError: cannot pickle 'generator' object\)"
     ):
-        copied(Streams())
+        copy_module(Streams())
 
 
 def test_the_full_state_loads_strictly_into_the_users_module() -> None:

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from fedecho.storage.checkpoint import DTYPES, decode, encode, load_checkpoint, pieces_of, save_checkpoint, write_atomically
-from fedecho.storage.client_memory import ClientMemory, Place
+from fedecho.storage.client_memory import ClientMemory, MemoryPlace
 
 
 def tensors() -> dict[str, Tensor]:
@@ -72,7 +72,9 @@ def test_a_million_idle_clients_take_a_short_header(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["cpu", "file"])
-def test_rows_go_through_a_checkpoint_block_by_block(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_go_through_a_checkpoint_block_by_block(
+    place: MemoryPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("fedecho.storage.client_memory.BLOCK_BYTES", 4096)
     width = 512
     memory = ClientMemory(500, torch.zeros(width), place)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedecho import Distiller, load, resume, simulate
 from fedecho.distill import Bank
-from fedecho.distill.bank import Keeping
+from fedecho.distill.bank import BankStorage
 from fedecho.runs.run import Interrupted
 from fedecho.storage.checkpoint import decode, encode
 
@@ -30,14 +30,14 @@ def of(clients: int, half: bool = False) -> float:
 
 
 KEEPINGS = {
-    "half": Keeping(half=True),
-    "cpu": Keeping(place="cpu"),
-    "file": Keeping(place="file"),
-    "half file": Keeping(half=True, place="file"),
-    "four": Keeping(budget_mb=of(4)),
-    "one": Keeping(budget_mb=of(1)),
-    "four in a file": Keeping(place="file", budget_mb=of(4)),
-    "four halves": Keeping(half=True, budget_mb=of(4, half=True)),
+    "half": BankStorage(half=True),
+    "cpu": BankStorage(place="cpu"),
+    "file": BankStorage(place="file"),
+    "half file": BankStorage(half=True, place="file"),
+    "four": BankStorage(budget_mb=of(4)),
+    "one": BankStorage(budget_mb=of(1)),
+    "four in a file": BankStorage(place="file", budget_mb=of(4)),
+    "four halves": BankStorage(half=True, budget_mb=of(4, half=True)),
 }
 
 
@@ -48,7 +48,7 @@ def logits(seed: int) -> Tensor:
 class Oracle:
     """The latest words in the order they were last heard; too many, and the first goes."""
 
-    def __init__(self, keeping: Keeping) -> None:
+    def __init__(self, keeping: BankStorage) -> None:
         self.latest: OrderedDict[int, tuple[np.ndarray, int]] = OrderedDict()
         self.dtype = np.float16 if keeping.half else np.float32
         size = ENTRY // 2 if keeping.half else ENTRY
@@ -119,13 +119,13 @@ def test_a_reloaded_bank_goes_on_to_the_last_bit(name: str) -> None:
 
 
 def test_what_half_precision_cannot_hold_is_refused_and_the_former_word_stays() -> None:
-    bank = Bank(ROWS, CLASSES, CPU, keeping=Keeping(half=True))
+    bank = Bank(ROWS, CLASSES, CPU, keeping=BankStorage(half=True))
     bank.put(0, logits(1), 0)
     before = bank.total.clone()
     bank.put(0, torch.full((ROWS, CLASSES), 65505.0), 1)
     assert (bank.num_refused, bank.heard_at[0]) == (1, 0)
     assert torch.equal(bank.total, before)
-    sure = Bank(ROWS, CLASSES, CPU, "probabilities", keeping=Keeping(half=True))
+    sure = Bank(ROWS, CLASSES, CPU, "probabilities", keeping=BankStorage(half=True))
     sure.put(0, torch.full((ROWS, CLASSES), 65505.0), 1)
     assert sure.num_refused == 0
 
@@ -145,7 +145,7 @@ def test_bounds_that_cannot_be_are_refused(settings: dict[str, Any], message: st
 
 def test_a_budget_for_not_even_one_client_says_what_is_needed() -> None:
     with pytest.raises(ValueError, match=r"bank_budget_mb = 0.0001 is too small for one client: it must be at least 0.00018"):
-        Bank(ROWS, CLASSES, CPU, keeping=Keeping(budget_mb=0.0001))
+        Bank(ROWS, CLASSES, CPU, keeping=BankStorage(budget_mb=0.0001))
 
 
 SMALL = ["task.width=1", "local.num_local_steps=1", "task.num_unlabeled=20", "eval_every=10"]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedecho import Distiller, load, resume, simulate
 from fedecho.core.layout import Layout
 from fedecho.distill import Bank
-from fedecho.distill.bank import Keeping
+from fedecho.distill.bank import BankStorage
 from fedecho.distill.student import TokenStudent
 from fedecho.distill.teachers import PriorCorrection
 from fedecho.runs.run import Interrupted
@@ -119,7 +119,7 @@ def test_every_rule_works_on_corrected_logits(rule: str) -> None:
     torch.testing.assert_close(teacher_of(WORDS, rule=rule, correction=FULL), teacher_of(taken, rule=rule), rtol=0, atol=1e-6)
 
 
-KEEPINGS = {"half": Keeping(half=True), "file": Keeping(place="file"), "budget": Keeping(budget_mb=0.0041)}
+KEEPINGS = {"half": BankStorage(half=True), "file": BankStorage(place="file"), "budget": BankStorage(budget_mb=0.0041)}
 
 
 @pytest.mark.parametrize("keeping", [None, *KEEPINGS])

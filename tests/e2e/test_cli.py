@@ -300,8 +300,8 @@ def test_so_do_a_tasks_own_files_that_are_there(tmp_path: Path, monkeypatch: pyt
 def test_a_run_that_is_led_keeps_its_last_evaluation_when_it_is_told_to_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    planned = compare.Planned("one", load("digits", algorithm="fedbuff", versions=2), tmp_path / "one")
-    stop, real, news = threading.Event(), breaks.at, []
+    planned = compare.PlannedRun("one", load("digits", algorithm="fedbuff", versions=2), tmp_path / "one")
+    stop, real, news = threading.Event(), breaks.report_progress, []
     monkeypatch.setattr(signals, "_parent_requests_stop", stop.is_set)
     monkeypatch.setattr(led, "STATE_EVERY_S", 0.0)
     monkeypatch.setattr(state, "LONG_S", 0.0)
@@ -310,7 +310,7 @@ def test_a_run_that_is_led_keeps_its_last_evaluation_when_it_is_told_to_stop(
         stop.set()
         real(done, total)
 
-    monkeypatch.setattr(classification, "at", at)
+    monkeypatch.setattr(classification, "report_progress", at)
     kind, (error, _) = led.run_job(pickle.dumps(partial(compare._run_one, planned)), news.append)
     assert kind == led.FAILED
     assert isinstance(error, Interrupted)

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from fedecho import TASKS, DigitsTask
 from fedecho.cli import app
-from fedecho.runs.folder import own_folder
+from fedecho.runs.folder import new_folder
 
 SMALL = ["--set", "local.num_local_steps=1", "--set", "task.width=1", "--set", "task.num_unlabeled=20"]
 
@@ -123,7 +123,7 @@ def test_a_comparison_beside_a_running_one_gets_a_folder_of_its_own(tmp_path: Pa
 
 
 def test_a_folder_that_nothing_came_of_is_removed(tmp_path: Path) -> None:
-    with own_folder(tmp_path / "runs" / "a"), own_folder(tmp_path / "runs" / "a") as second:
+    with new_folder(tmp_path / "runs" / "a"), new_folder(tmp_path / "runs" / "a") as second:
         assert second.name == "a-2"
         (second / "kept").write_text("")
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["a-2"]
@@ -134,7 +134,7 @@ def test_any_number_of_claims_at_once_are_of_different_folders(tmp_path: Path) -
 
     def claim(_: int) -> Path:
         start.wait()
-        return stack.enter_context(own_folder(tmp_path / "runs" / "a"))
+        return stack.enter_context(new_folder(tmp_path / "runs" / "a"))
 
     with ExitStack() as stack, ThreadPoolExecutor(8) as pool:
         assert len(set(pool.map(claim, range(8)))) == 8

@@ -26,8 +26,8 @@ from fedecho.paper.tables import Cell, Column, Row
 from fedecho.runs import folder as ending
 from fedecho.runs import run as running
 from fedecho.runs.config import from_config, to_config
-from fedecho.runs.experiment import described
-from fedecho.runs.folder import LOCK, owned
+from fedecho.runs.experiment import describe
+from fedecho.runs.folder import LOCK, locked_folder
 from fedecho.runs.record import read_header, read_record
 from fedecho.runs.summary import Summary
 from fedecho.storage import checkpoint
@@ -173,7 +173,7 @@ def test_a_second_process_is_told_and_a_killed_one_holds_nothing(tmp_path: Path,
 
 
 def test_two_runs_of_one_process_cannot_share_a_folder(tmp_path: Path) -> None:
-    with owned(tmp_path, print), pytest.raises(ValueError, match="is in use by another process"):
+    with locked_folder(tmp_path, print), pytest.raises(ValueError, match="is in use by another process"):
         simulate(small(), out=tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -184,7 +184,7 @@ def test_a_file_system_without_locks_is_used_with_a_word(tmp_path: Path, monkeyp
 
     said: list[str] = []
     monkeypatch.setattr("fedecho.runs.folder.flock", no_locks)
-    with owned(tmp_path / "run", said.append):
+    with locked_folder(tmp_path / "run", said.append):
         assert "without locks" in said[0]
     assert not (tmp_path / "run").exists()
 
@@ -355,9 +355,9 @@ def test_the_parts_of_a_users_own_are_compared_as_far_as_they_are_plain(tmp_path
 
 
 def test_what_cannot_be_written_down_is_known_by_its_class() -> None:
-    assert described([float("nan"), (1, None), {"a": {1, 2}}]) == ["nan", [1, None], {"a": {"class": "set"}}]
-    assert described(list(range(101))) == {"class": "list", "len": 101}
-    assert described({1: 2}) == {"class": "dict"}
+    assert describe([float("nan"), (1, None), {"a": {1, 2}}]) == ["nan", [1, None], {"a": {"class": "set"}}]
+    assert describe(list(range(101))) == {"class": "list", "len": 101}
+    assert describe({1: 2}) == {"class": "dict"}
 
 
 def test_a_cell_whose_run_is_finished_and_whose_result_is_not_there(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from fedecho import ALGORITHMS, RECIPES, Experiment, load, simulate
 from fedecho.cli import app, data, runs
 from fedecho.paper import results
 from fedecho.runs import compare, estimates
-from fedecho.runs.compare import Compared
+from fedecho.runs.compare import ComparisonResult
 from fedecho.runs.config import to_config
 from fedecho.runs.estimates import ServerCost
 from fedecho.runs.summary import Summary
@@ -32,7 +32,7 @@ def _nothing_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What passes all checks would train for days, fetch gigabytes or fill the disk."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(runs, "_finish", lambda *arguments: None)
-    monkeypatch.setattr(compare, "run_all", lambda *arguments, **options: Compared([_summary()], {}))
+    monkeypatch.setattr(compare, "run_all", lambda *arguments, **options: ComparisonResult([_summary()], {}))
     monkeypatch.setattr(results, "fill", lambda *arguments, **options: [])
     monkeypatch.setattr(estimates, "server_cost", lambda *arguments: ServerCost(0.0, 0.0, 1, 1, 1, 1))
     monkeypatch.setattr(data, "fetch", lambda *arguments: Path())

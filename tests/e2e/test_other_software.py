@@ -19,7 +19,7 @@ import fedecho
 from fedecho import Experiment, load, resume, simulate
 from fedecho.cli import app
 from fedecho.core.loop import Moment
-from fedecho.runs.compare import Planned, run_all
+from fedecho.runs.compare import PlannedRun, run_all
 from fedecho.runs.record import read_header, read_record
 
 Change = Callable[[dict[str, Any]], None]
@@ -159,7 +159,7 @@ def test_a_record_of_before_names_less_and_goes_on(tmp_path: Path) -> None:
 def test_a_comparison_asks_the_same_before_it_starts_anything(tmp_path: Path, allowed: bool) -> None:
     begun_by(tmp_path / "begun", torch="2.0.1")
     options = {"executor": "serial", "other_software": allowed}
-    plan = [Planned(name, small(), tmp_path / name, execution=options) for name in ("new", "begun")]
+    plan = [PlannedRun(name, small(), tmp_path / name, execution=options) for name in ("new", "begun")]
     if not allowed:
         with pytest.raises(ValueError, match=r"begun was computed with torch 2\.0\.1"):
             run_all(plan, jobs=1, see=lambda *_: None)

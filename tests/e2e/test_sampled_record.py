@@ -146,7 +146,7 @@ def test_epsilons_of_very_many_clients_are_counted(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(accounting, "MOST_LISTED", 3)
     lines = [{"client": client, "status": "accepted", "dispatch": 0} for client in (0, 1, 2, 3, 3, 4, 4)]
     privacy = Privacy(noise_multiplier=2.0)
-    spent = accounting.spent(privacy, lines)
+    spent = accounting.privacy_spent(privacy, lines)
     once, twice = (accounting.epsilon(2.0, reports, privacy.delta) for reports in (1, 2))
     assert spent["largest_epsilon"] == twice
     assert [(row["reports"], row["clients"]) for row in spent["epsilon_by_reports"]] == [(1, 3), (2, 2)]

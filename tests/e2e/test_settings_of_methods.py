@@ -9,7 +9,7 @@ from typer.testing import CliRunner, Result
 from fedecho import ALGORITHMS, load
 from fedecho.cli import app
 from fedecho.runs import compare
-from fedecho.runs.compare import Compared, Planned, settings_of_methods
+from fedecho.runs.compare import ComparisonResult, PlannedRun, settings_of_methods
 from fedecho.runs.config import ConfigError, to_config
 from fedecho.runs.suggestions import KEYS, METHODS
 
@@ -37,11 +37,11 @@ def compared(*settings: str) -> list[str]:
 
 
 def test_a_setting_of_one_method_goes_to_it_alone_and_the_comparison_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    planned: list[Planned] = []
+    planned: list[PlannedRun] = []
 
-    def only_planned(plan: list[Planned], **how: object) -> Compared:
+    def only_planned(plan: list[PlannedRun], **how: object) -> ComparisonResult:
         planned.extend(plan)
-        return Compared([], {})
+        return ComparisonResult([], {})
 
     monkeypatch.setattr(compare, "run_all", only_planned)  # which would start a process for each
     result = fedecho(*compared("--set", "algorithm.distiller.clip_norm=3"))

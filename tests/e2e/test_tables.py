@@ -26,7 +26,7 @@ from fedecho.paper.results import read_result
 from fedecho.paper.text_tables import first_of
 from fedecho.runs import run
 from fedecho.runs.config import to_config
-from fedecho.runs.folder import owned
+from fedecho.runs.folder import locked_folder
 
 ROOT = Path(__file__).parents[2]
 SMALL = [
@@ -276,7 +276,7 @@ def test_a_cell_that_two_rows_share_is_run_once(small_table: list[str], tmp_path
 
 def test_a_cell_that_another_process_runs_is_passed_over(small_table: list[str], tmp_path: Path) -> None:
     name = "fedecho-cifar-100-large-dir-0.1-seed0"
-    with owned(tmp_path / "runs" / "tables" / "cifar10" / name, print):
+    with locked_folder(tmp_path / "runs" / "tables" / "cifar10" / name, print):
         result = CliRunner().invoke(app, small_table)
     assert result.exit_code == 0, result.output
     assert f"{name}: skipped" in " ".join(result.stderr.split())

@@ -12,7 +12,7 @@ from fedecho.executors.pool import PoolExecutor
 from fedecho.runs import build
 from fedecho.runs.build import Execution, Simulation, assembled, one_thread
 from fedecho.runs.execution import SLOTS, visible_gpus
-from fedecho.runs.on_gpu import GpuParts, MakeBench
+from fedecho.runs.on_gpu import GpuParts, MakeJobRunner
 
 
 def captured_in_a_pool(one: Experiment, num_workers: int) -> Outcome:
@@ -22,7 +22,7 @@ def captured_in_a_pool(one: Experiment, num_workers: int) -> Outcome:
     pool = PoolExecutor(
         num_workers=num_workers,
         layout=layout,
-        make_trainer=MakeBench(one, EXACT, "cpu"),
+        make_trainer=MakeJobRunner(one, EXACT, "cpu"),
         wanted=build._wanted(one, runtimes),
         depth=2 * SLOTS,
     )

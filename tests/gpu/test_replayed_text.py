@@ -262,12 +262,12 @@ def test_under_mps_few_connections_and_one_line_when_there_are_none(tmp_path: Pa
         if given is not None:
             monkeypatch.setenv(gpu.CONNECTIONS, given)
         with pytest.raises(ValueError, match=rf"accepts no further process: .* MPS .* now {wanted},") as found:
-            gpu.the_gpu()
+            gpu.select_gpu()
         assert "\n" not in str(found.value)
         assert gpu.os.environ[gpu.CONNECTIONS] == wanted
     monkeypatch.setattr(torch.cuda, "current_device", lambda: _raise("CUDA error: no kernel image\nmore"))
     with pytest.raises(ValueError, match=r"^the GPU cannot be used: CUDA error: no kernel image$"):
-        gpu.the_gpu()
+        gpu.select_gpu()
 
 
 def _raise(text: str) -> int:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedecho.algorithms import FedAsync, FedBuff, FedEcho
-from fedecho.algorithms.fedecho import Echo
+from fedecho.algorithms.fedecho import FedEchoState
 from fedecho.core.clients import Idle
 from fedecho.core.layout import Layout
 from fedecho.core.server import OpenJob, Server
@@ -139,12 +139,12 @@ def check_echo_base(make: type[FedEcho[Any]]) -> None:
 
 
 class EchoesTheCurrent(FedEcho[Any]):
-    def receive(self, state: Echo[Any], arrival: Arrival) -> Echo[Any]:
+    def receive(self, state: FedEchoState[Any], arrival: Arrival) -> FedEchoState[Any]:
         return super().receive(state, replace(arrival, base=arrival.current))
 
 
 class EchoesWithTheServersStatistics(FedEcho[Any]):
-    def receive(self, state: Echo[Any], arrival: Arrival) -> Echo[Any]:
+    def receive(self, state: FedEchoState[Any], arrival: Arrival) -> FedEchoState[Any]:
         return super().receive(state, replace(arrival, update=replace(arrival.update, buffers=arrival.current.weights.buffers)))
 
 

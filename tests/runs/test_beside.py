@@ -19,7 +19,7 @@ from fedecho.runs import job_processes, signals
 from fedecho.runs.job_processes import FAILED, Report, Say, run_job, run_jobs
 from fedecho.runs.run import Interrupted
 from fedecho.runs.run_stats import RunState
-from fedecho.runs.signals import ShortageError, shortage, stop_signals
+from fedecho.runs.signals import ShortageError, memory_shortage, stop_signals
 
 
 class StubbornError(Exception):
@@ -235,7 +235,7 @@ def test_an_order_that_cannot_be_read_says_why() -> None:
     ids=str,
 )
 def test_want_of_memory_is_told_from_other_faults(error: Exception, said: str) -> None:
-    assert shortage(error) == said
+    assert memory_shortage(error) == said
 
 
 def test_the_second_request_ends_at_once_unless_it_comes_with_the_first(monkeypatch: pytest.MonkeyPatch) -> None:

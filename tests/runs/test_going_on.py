@@ -5,16 +5,16 @@ from pathlib import Path
 import pytest
 
 from fedecho import load, resume, simulate
-from fedecho.runs.execution import Execution, as_before, check_same_arithmetic
+from fedecho.runs.execution import Execution, check_same_arithmetic, resume_options
 
 ON_GPU = {"executor": "cuda", "workers": 6, "precision": "fp32", "deterministic": True, "device": "a GPU"}
 EXACT = {"precision": "fp32", "deterministic": True}
 
 
 def test_a_run_on_a_gpu_goes_on_there_in_the_same_arithmetic() -> None:
-    assert as_before(ON_GPU) == {"executor": "cuda", "device": None, **EXACT}
-    assert as_before(ON_GPU, "pool") == {"executor": "pool", "device": "cuda", **EXACT}
-    assert as_before({"executor": "pool", "workers": 2})["executor"] == "pool"
+    assert resume_options(ON_GPU) == {"executor": "cuda", "device": None, **EXACT}
+    assert resume_options(ON_GPU, "pool") == {"executor": "pool", "device": "cuda", **EXACT}
+    assert resume_options({"executor": "pool", "workers": 2})["executor"] == "pool"
     check_same_arithmetic(Path("run"), ON_GPU, Execution(executor="cuda", **EXACT))  # type: ignore[arg-type]
     for other in (Execution(), Execution(executor="cuda"), Execution(executor="cuda", precision="fp32")):
         with pytest.raises(ValueError, match="run was computed on a GPU in fp32, deterministic, but is to be resumed on a"):

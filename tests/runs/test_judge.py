@@ -13,8 +13,8 @@ from fedecho import Experiment, load, resume, simulate
 from fedecho.core import task as breaks
 from fedecho.runs import run_stats as state
 from fedecho.runs.run import Interrupted
-from fedecho.runs.run_stats import Following, RunState
-from fedecho.tasks.text.gsm8k import Breaks
+from fedecho.runs.run_stats import ProgressWatch, RunState
+from fedecho.tasks.text.gsm8k import ProgressReporter
 from fedecho.tasks.vision.digits import read_digits
 from fedecho.tracking.tracker import Tracker
 
@@ -70,7 +70,7 @@ def test_how_far_an_evaluation_is_is_shown(tmp_path: Path, monkeypatch: pytest.M
     simulate(small(2), out=tmp_path / "run", watch=watch)
     num_test = len(read_digits()[1].labels)
     assert watch.seen == [(0, num_test)], "it is small enough to be judged in one go"
-    follow = Following(tmp_path / "run", RunState(2), lambda state: told.append(state.text))
+    follow = ProgressWatch(tmp_path / "run", RunState(2), lambda state: told.append(state.text))
     follow.evaluating(0, 10)
     follow.evaluating(3, 10)
     assert told == [], "a short one is not worth a word"
@@ -95,7 +95,7 @@ def test_what_was_made_up_is_shown_and_tracked(tmp_path: Path) -> None:
     def tell(state: RunState) -> None:
         states.append((state.version, state.accuracy, state.evaluated))
 
-    result = resume(tmp_path / "run", watch=Following(tmp_path / "run", RunState(2), tell, also=tracker))
+    result = resume(tmp_path / "run", watch=ProgressWatch(tmp_path / "run", RunState(2), tell, also=tracker))
     tracker.close()
     assert states[-1] == (2, result.accuracy, "")
     assert logged == {2: result.accuracy}
@@ -106,15 +106,15 @@ def test_without_a_folder_the_last_evaluation_is_finished() -> None:
 
 
 def test_where_nobody_watches_nothing_happens() -> None:
-    breaks.at(1, 2)
-    with breaks.watched(lambda done, total: None):
-        breaks.at(1, 2)
+    breaks.report_progress(1, 2)
+    with breaks.progress_callback(lambda done, total: None):
+        breaks.report_progress(1, 2)
 
 
 def test_between_two_tokens_it_is_said_and_nothing_ends() -> None:
     seen = list[tuple[int, int]]()
-    between = Breaks(done=64, by_token=64 / 256, width=10, total=1319)
-    with breaks.watched(lambda done, total: seen.append((done, total))):
+    between = ProgressReporter(done=64, by_token=64 / 256, width=10, total=1319)
+    with breaks.progress_callback(lambda done, total: seen.append((done, total))):
         ends = [between(torch.zeros(64, 10 + made), None, more=1) for made in (1, 128, 256)]
     assert seen == [(64, 1319), (96, 1319), (128, 1319)]
     assert not any(each.any() for each in ends)

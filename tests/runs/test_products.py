@@ -54,4 +54,4 @@ def test_no_run_begins_on_such_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "zeros", lambda *size, device: None)
     monkeypatch.setattr(gpu, "wrong_products", lambda device: "it cannot")
     with pytest.raises(ValueError, match=r"^the GPU cannot be used: it cannot$"):
-        gpu.the_gpu()
+        gpu.select_gpu()

@@ -81,7 +81,7 @@ def test_a_method_without_a_buffer_size_and_clients_that_never_come() -> None:
 
 
 def test_nobody_reports_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forecast, "most_fruitless", lambda num_clients: 50)
+    monkeypatch.setattr(forecast, "stall_limit", lambda num_clients: 50)
     experiment = load("digits", algorithm="fedbuff", settings=("faults.dropout=0.999",))
     with pytest.raises(ConfigError, match="no client reports after version 0 of 100"):
         schedule_of(experiment)

@@ -7,7 +7,7 @@ import pytest
 from fedecho import load, resume, simulate
 from fedecho.core.loop import Moment
 from fedecho.runs.run import Interrupted
-from fedecho.runs.run_stats import Following, RunState
+from fedecho.runs.run_stats import ProgressWatch, RunState
 
 
 @pytest.mark.parametrize("at_once", [False, True])
@@ -18,8 +18,8 @@ def test_a_resumed_run_shows_what_an_unbroken_one_shows(tmp_path: Path, at_once:
     experiment = load("digits", algorithm="fedbuff", settings=["num_versions=6", "eval_every=2", times])
     shown: list[RunState] = []
 
-    def following(folder: Path) -> Following:
-        return Following(folder, RunState(6), shown.append)
+    def following(folder: Path) -> ProgressWatch:
+        return ProgressWatch(folder, RunState(6), shown.append)
 
     simulate(experiment, out=tmp_path / "unbroken", watch=following(tmp_path / "unbroken"))
     follow = following(tmp_path / "stopped")

@@ -36,7 +36,7 @@ from fedecho import load, simulate
 from fedecho.tasks import TASKS, MrpcTask
 from fedecho.tasks.partition import IidPartitioner
 from fedecho.tasks.text.mrpc import f1_score, num_classes
-from fedecho.tasks.text.pretrained import ENDLESS, longest
+from fedecho.tasks.text.pretrained import ENDLESS, max_input_tokens
 from fedecho.tasks.text.readers import SentencePair
 from fedecho.tasks.text.shared import between_sentences
 
@@ -197,7 +197,7 @@ def test_models_whose_positions_begin_behind_the_padding_take_fewer_tokens(kind:
     config = kind(vocab_size=330, max_position_embeddings=20, pad_token_id=1, **small)
     config.save_pretrained(tmp_path)
     model = AutoModel.from_config(config).eval()
-    limit = longest(tmp_path, tokenizer())
+    limit = max_input_tokens(tmp_path, tokenizer())
     assert limit == (20 if kind is BertConfig else 18)
     if kind is XmodConfig:
         model.set_default_language("en_XX")
@@ -210,15 +210,15 @@ def test_models_whose_positions_begin_behind_the_padding_take_fewer_tokens(kind:
 def test_models_that_set_no_limit_take_what_their_tokenizer_takes(config: PretrainedConfig, tmp_path: Path) -> None:
     config.save_pretrained(tmp_path)
     made = tokenizer()
-    assert longest(tmp_path, made) == ENDLESS
+    assert max_input_tokens(tmp_path, made) == ENDLESS
     made.model_max_length = 77
-    assert longest(tmp_path, made) == 77
+    assert max_input_tokens(tmp_path, made) == 77
 
 
 def test_a_model_that_has_no_outline_takes_what_its_configuration_says(tmp_path: Path) -> None:
     """As TrOCR, which has a head and no model without one."""
     TrOCRConfig(max_position_embeddings=40).save_pretrained(tmp_path)
-    assert longest(tmp_path, tokenizer()) == 40
+    assert max_input_tokens(tmp_path, tokenizer()) == 40
 
 
 def test_what_stands_beside_the_numbers(task: MrpcTask) -> None:

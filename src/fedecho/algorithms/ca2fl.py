@@ -9,7 +9,7 @@ from torch import Tensor
 from fedecho.algorithms.buffer import Buffer, StatisticsRule
 from fedecho.core.ranges import InFlight, NumClients, Rate, check_ranges
 from fedecho.core.types import Advance, Arrival, GlobalModel, Weights
-from fedecho.storage.client_memory import ClientMemory, Place, check_place
+from fedecho.storage.client_memory import ClientMemory, MemoryPlace, check_memory_place
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +32,13 @@ class CA2FL:
     buffer_size: InFlight
     num_clients: NumClients
     server_lr: Rate = 1.0
-    memory: Place = "cpu"
+    memory: MemoryPlace = "cpu"
     memory_dir: str | None = None
     statistics: StatisticsRule = "mean"
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        check_place(self.memory, self.memory_dir, "algorithm.memory", "algorithm.memory_dir")
+        check_memory_place(self.memory, self.memory_dir, "algorithm.memory", "algorithm.memory_dir")
 
     def init(self, model: GlobalModel) -> CA2FLState:
         params = model.weights.params

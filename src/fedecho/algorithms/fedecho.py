@@ -28,7 +28,7 @@ S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True)
-class Echo(Generic[S]):
+class FedEchoState(Generic[S]):
     """The inner method's state, the bank of latest logits and the state of the distillation's Adam."""
 
     inner: S
@@ -65,21 +65,21 @@ class FedEcho(Generic[S]):
         """Return this method with the student it distils into."""
         return replace(self, student=student)
 
-    def init(self, model: GlobalModel) -> Echo[S]:
+    def init(self, model: GlobalModel) -> FedEchoState[S]:
         student = self._student
-        return Echo(call_init(self.inner, model), student.bank(self.distiller), Adam.fresh(model.weights.params))
+        return FedEchoState(call_init(self.inner, model), student.bank(self.distiller), Adam.fresh(model.weights.params))
 
-    def receive(self, state: Echo[S], arrival: Arrival) -> Echo[S]:
+    def receive(self, state: FedEchoState[S], arrival: Arrival) -> FedEchoState[S]:
         """Lines 4 and 5: run the client's own model, x_s + Delta with its statistics, on U and store its logits."""
         update = arrival.update
         client_model = Weights(arrival.base.weights.params + update.delta, update.buffers)
         state.bank.put(update.client, self._student.infer(client_model), arrival.current.version)
         return replace(state, inner=call_receive(self.inner, state.inner, arrival))
 
-    def ready(self, state: Echo[S]) -> bool:
+    def ready(self, state: FedEchoState[S]) -> bool:
         return call_ready(self.inner, state.inner)
 
-    def advance(self, state: Echo[S], model: GlobalModel) -> Advance[Echo[S]]:
+    def advance(self, state: FedEchoState[S], model: GlobalModel) -> Advance[FedEchoState[S]]:
         """Lines 10 to 17: compute x_hat by the inner step and distil it into x_{t+1}."""
         inner = call_advance(self.inner, state.inner, model)
         bank = state.bank
@@ -97,7 +97,7 @@ class FedEcho(Generic[S]):
         new_state = replace(state, inner=inner.state, adam=adam)
         return Advance(new_state, weights, inner.correction, {**inner.metrics, **teachers, **metrics})
 
-    def without_corrections(self, state: Echo[S]) -> Echo[S]:
+    def without_corrections(self, state: FedEchoState[S]) -> FedEchoState[S]:
         """Return the state with c = 0, for clients that have lost their c_i."""
         if not corrects(self.inner):
             raise ValueError(f"{type(self.inner).__name__} has no method without_corrections(state)")

@@ -45,7 +45,7 @@ from fedecho.runs.suggestions import ConfigError
 from fedecho.tracking import check_sinks
 
 if TYPE_CHECKING:
-    from fedecho.runs.compare import Compared
+    from fedecho.runs.compare import ComparisonResult
 
 DEFAULT = Path("runs")
 
@@ -84,7 +84,7 @@ def compare(
     Interrupt it at any time: the same command continues. `fedecho report FOLDER` builds a page of the results.
     """
     with one_line_errors() as work, ExitStack() as stack:
-        from fedecho.runs.compare import Planned, run_all, settings_of_methods, shares
+        from fedecho.runs.compare import PlannedRun, method_specific_settings, run_all, settings_of_methods
         from fedecho.runs.config import load
         from fedecho.runs.folder import unused_folder
 
@@ -102,7 +102,7 @@ def compare(
         check_writable(folder or DEFAULT)
         target = work.folder = folder or stack.enter_context(unused_folder(DEFAULT / f"compare-{Path(source).stem}", say))
         plan = [
-            Planned(
+            PlannedRun(
                 f"{name} seed {seed}",
                 experiment,
                 target / f"{name}-seed{seed}",
@@ -112,7 +112,7 @@ def compare(
             for (name, seed), experiment in experiments.items()
         ]
         _check(target)
-        for line in () if quiet else shares(settings_by_method, given):
+        for line in () if quiet else method_specific_settings(settings_by_method, given):
             say(line)
         with LiveProgress(err, silent=quiet or as_json) as progress:
             compared = run_all(plan, jobs=_jobs(jobs, executor), see=progress.update, say=say)
@@ -125,7 +125,7 @@ def _check(target: Path) -> None:
         raise ConfigError(f"{target} holds a single run, but a comparison needs a folder of runs: choose another --out")
 
 
-def _show(compared: "Compared", target: Path, title: str, *, quiet: bool, as_json: bool) -> None:
+def _show(compared: "ComparisonResult", target: Path, title: str, *, quiet: bool, as_json: bool) -> None:
     for label, why in compared.diverged.items():
         say(f"{label} diverged: {why}")
     if not compared.summaries:

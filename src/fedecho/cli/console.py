@@ -22,11 +22,11 @@ from rich.console import Console
 from typer.models import OptionInfo
 
 from fedecho.cli.complete import complete_executor, complete_setting, complete_sink, complete_source
-from fedecho.core.ranges import SEEDS, VERSIONS, Declared, at_least, declared_by, shown
-from fedecho.runs.signals import shortage
+from fedecho.core.ranges import SEEDS, VERSIONS, Declared, at_least, declared_by, format_value
+from fedecho.runs.signals import memory_shortage
 from fedecho.runs.suggestions import ConfigError
 from fedecho.storage.files import DiskFullError
-from fedecho.tasks.data_files import VARIABLE, MissingDataError, at_home
+from fedecho.tasks.data_files import VARIABLE, MissingDataError, expand_home
 from fedecho.tracking import SINKS
 
 out = Console()
@@ -96,7 +96,7 @@ class UserPath(click.Path):
         if not str(value).strip():
             self.fail("the path is empty: give one, or . for the current folder", param, ctx)
         try:
-            return super().convert(str(at_home(Path(value))), param, ctx)
+            return super().convert(str(expand_home(Path(value))), param, ctx)
         except MissingDataError as error:
             self.fail(str(error), param, ctx)
 
@@ -172,7 +172,7 @@ def _exit_for(error: Exception, folder: Path | None) -> NoReturn:
     if isinstance(error, WorkerError):
         # The notes hold the worker's traceback.
         fail(f"{error}; {_logged(error, folder)}" if hasattr(error, "__notes__") else str(error), 1)
-    if short := shortage(error):
+    if short := memory_shortage(error):
         fail(short, 2)
     report_crash(error, folder)
     raise typer.Exit(1)
@@ -285,7 +285,7 @@ def split_seeds(text: str) -> tuple[int, ...]:
     try:
         seeds = tuple(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError:
-        raise ConfigError(f"--seeds must be comma-separated whole numbers, got {shown(text)}") from None
+        raise ConfigError(f"--seeds must be comma-separated whole numbers, got {format_value(text)}") from None
     for seed in seeds:
         if fault := SEEDS.fault(seed):
             raise ConfigError(f"--seeds: each {fault}")

@@ -7,7 +7,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from fedecho.cli.console import USER_PATH, OtherSoftware, fail, one_line_errors, out, say
-from fedecho.core.ranges import VERSIONS, at_least, between, shown
+from fedecho.core.ranges import VERSIONS, at_least, between, format_value
 from fedecho.runs.suggestions import ConfigError
 from fedecho.storage.user_files import MIB, check_file
 
@@ -164,7 +164,9 @@ def _check_host(host: str) -> None:
 def _check_address(name: str, address: str) -> None:
     host, _, port = address.rpartition(":")
     if not (host.strip() and port.isdecimal() and len(port) <= 5 and PORT.fault(int(port)) is None):
-        raise ConfigError(f"{name} must be HOST:PORT with a port from 1 to 65535, such as 127.0.0.1:8000, got {shown(address)}")
+        raise ConfigError(
+            f"{name} must be HOST:PORT with a port from 1 to 65535, such as 127.0.0.1:8000, got {format_value(address)}"
+        )
 
 
 def _need_flower() -> None:

@@ -98,7 +98,7 @@ def run(
     """
     with one_line_errors() as work, ExitStack() as stack:
         from fedecho.runs.config import load
-        from fedecho.runs.folder import own_folder
+        from fedecho.runs.folder import new_folder
 
         use_data_dir(data_dir)
         check_sinks(track or ())
@@ -106,7 +106,7 @@ def run(
         options = execution_options(executor, workers, precision, deterministic, device, address)
         options |= {"checkpoint_s": checkpoint_every}
         check_writable(folder or DEFAULT)
-        target = work.folder = folder or stack.enter_context(own_folder(DEFAULT / _name(experiment, algorithm)))
+        target = work.folder = folder or stack.enter_context(new_folder(DEFAULT / _name(experiment, algorithm)))
         _finish(target, experiment, options, _Output(tuple(track or ()), quiet, as_json))
 
 
@@ -186,9 +186,9 @@ def _say_finished(folder: Path, output: _Output) -> None:
 
 
 def _as_before(before: dict[str, Any], executor: str | None, workers: int | None, address: str | None) -> dict[str, Any]:
-    from fedecho.runs.execution import as_before
+    from fedecho.runs.execution import resume_options
 
-    options = as_before(before, executor)
+    options = resume_options(before, executor)
     if address is None and executor is None and options["executor"] == "ray":  # an explicit --executor ray is a local cluster
         address = before.get("address")
     return execution_options(**options, workers=workers, address=address)
@@ -199,7 +199,7 @@ def _finish(folder: Path, experiment: "Experiment | None", options: dict[str, An
     from fedecho.runs.identity import config_of
     from fedecho.runs.run import resume as resume_run
     from fedecho.runs.run import simulate
-    from fedecho.runs.run_stats import Following, RunState
+    from fedecho.runs.run_stats import ProgressWatch, RunState
 
     if experiment is not None:
         num_versions, config = experiment.num_versions, config_of(experiment)
@@ -208,7 +208,7 @@ def _finish(folder: Path, experiment: "Experiment | None", options: dict[str, An
         num_versions, config = header["num_versions"], header["config"]
     state = RunState(num_versions)
     with LiveProgress(err, silent=output.silent) as progress, tracked(output.track, folder, config, say) as tracker:
-        watch = Following(folder, state, partial(progress.update, folder.name), also=tracker)
+        watch = ProgressWatch(folder, state, partial(progress.update, folder.name), also=tracker)
         if experiment is not None:
             progress.update(folder.name, state)  # the first client may take long
             summary = simulate(experiment, out=folder, watch=watch, say=say, **options).summary

@@ -84,7 +84,7 @@ def table(
     """Run the missing cells of a paper's table and show our results next to the paper's."""
     with one_line_errors() as work:
         from fedecho.paper.rendering import View
-        from fedecho.paper.results import Filling, fill
+        from fedecho.paper.results import CellRunner, fill
 
         use_data_dir(data_dir)
         _check_settings(settings or [], results)
@@ -99,7 +99,7 @@ def table(
         if missing and not show:
             check_writable(results)
             work.is_resumable = True
-            filling = Filling(results=results, runs=runs, options=options, checkpoint_s=checkpoint_every)
+            filling = CellRunner(results=results, runs=runs, options=options, checkpoint_s=checkpoint_every)
             with LiveProgress(err) as progress:
                 fill(filling, missing, jobs=jobs, see=progress.update, say=say)
         picked = tuple(seed for seed in chosen if any(cell.seed == seed for cell in cells))
@@ -118,7 +118,7 @@ def cost(
     with one_line_errors():
         import torch
 
-        from fedecho.runs.compare import settings_of_methods, shares
+        from fedecho.runs.compare import method_specific_settings, settings_of_methods
         from fedecho.runs.config import load
         from fedecho.runs.estimates import server_cost
         from fedecho.runs.execution import Execution
@@ -130,7 +130,7 @@ def cost(
         for heading in ("method", "infer s", "distil s", "alive", "versions MB", "bank MB", "state MB"):
             shown.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
         settings_by_method = settings_of_methods(source, split_methods(algorithms), settings or [])
-        for line in shares(settings_by_method, settings or []):
+        for line in method_specific_settings(settings_by_method, settings or []):
             say(line)
         for name, own in settings_by_method.items():
             experiment = load(source, algorithm=name, settings=own)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d
 
-from fedecho.core.modules import FullState, copied
+from fedecho.core.modules import FullState, copy_module
 from fedecho.core.types import Weights
 
 VECTOR = 16
@@ -154,7 +154,7 @@ class Layout:
 
     def bind(self, module: nn.Module, device: torch.device | str = "cpu") -> "BoundNetwork":
         """Copy the module so that its tensors are VIEWS of new vectors: loading a model is one copy, a step one addition."""
-        module = copied(module).to(device)
+        module = copy_module(module).to(device)
         if torch.device(device).type == "cpu":
             module = replace_narrow(module)
         weights = self.pack(module)

@@ -23,7 +23,7 @@ class Transport(Protocol):
         ...
 
 
-class Sent(NamedTuple):
+class SentDispatch(NamedTuple):
     """A dispatch that was sent, as the record stores it."""
 
     time: float
@@ -42,7 +42,7 @@ class Moment:
     time: float
     receipt: Receipt
     step: Step | None
-    sent: tuple[Sent, ...] = ()
+    sent: tuple[SentDispatch, ...] = ()
 
 
 def drive(
@@ -71,11 +71,11 @@ def drive(
         sent = ()
 
 
-def _send(server: Server[Any], transport: Transport) -> tuple[Sent, ...]:
+def _send(server: Server[Any], transport: Transport) -> tuple[SentDispatch, ...]:
     dispatches = server.refill()
     if not dispatches:
         return ()
     for dispatch in dispatches:
         transport.send(dispatch)
     now = transport.now
-    return tuple([Sent(now, d.number, d.client, d.model.version) for d in dispatches])
+    return tuple([SentDispatch(now, d.number, d.client, d.model.version) for d in dispatches])

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fedecho.core.layout import Layout
 
 
-def copied(module: nn.Module) -> nn.Module:
+def copy_module(module: nn.Module) -> nn.Module:
     """Copy a module, with its own parameters and buffers in the same memory formats and modes.
 
     Parameters share storage with the original until they are rebound, as ``Layout.bind`` does with trained ones. A frozen

@@ -60,12 +60,12 @@ class Range:
         too_large = value >= self.most if self.below else value > self.most
         if not (too_small or too_large or isnan(value)):
             if self.above and self.least == 0 and value < TINY:
-                return f"must be above 0{self.note}, got {shown(value)}, which float32 may round to 0"
+                return f"must be above 0{self.note}, got {format_value(value)}, which float32 may round to 0"
             return None
         if self.both_ends or self.most == inf:
-            return f"must be {self}{self.note}, got {shown(value)}"
+            return f"must be {self}{self.note}, got {format_value(value)}"
         limit = self._upper if too_large else self._lower
-        return f"must be {limit}{self.note}, got {shown(value)}: choose a value {self}"
+        return f"must be {limit}{self.note}, got {format_value(value)}: choose a value {self}"
 
     @property
     def _lower(self) -> str:
@@ -132,10 +132,10 @@ class Declared(NamedTuple):
         if (value is None and self.optional) or (type(value) is str and value in self.choices):
             return None
         if self.allowed is None:
-            return f"must be {_either(self.choices)}, got {shown(value)}"
+            return f"must be {_either(self.choices)}, got {format_value(value)}"
         kind: type[Any] = Integral if self.is_whole else Real
         if isinstance(value, bool) or not isinstance(value, kind):
-            return f"must be {'a whole number' if self.is_whole else 'a number'}{self.allowed.note}, got {shown(value)}"
+            return f"must be {'a whole number' if self.is_whole else 'a number'}{self.allowed.note}, got {format_value(value)}"
         return self.allowed.fault(value)
 
 
@@ -180,7 +180,7 @@ def _parts(hint: Any) -> Iterator[Any]:
         yield hint
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Format a value for an error message of one line."""
     try:
         text = str(value) if isinstance(value, Real) else repr(value)

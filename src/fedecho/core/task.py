@@ -133,16 +133,16 @@ class Stopped(Exception):  # noqa: N818 (no error)
     """An evaluation was stopped on request and is incomplete."""
 
 
-def at(done: int, total: int) -> None:
-    """Report the progress of a long evaluation to the callback of ``watched``, if there is one."""
+def report_progress(done: int, total: int) -> None:
+    """Report the progress of a long evaluation to the callback of ``progress_callback``, if there is one."""
     callback = _CALLBACK.get()
     if callback is not None:
         callback(done, total)
 
 
 @contextmanager
-def watched(callback: ProgressCallback) -> Iterator[None]:
-    """Pass the progress that ``at`` reports inside this context to ``callback``."""
+def progress_callback(callback: ProgressCallback) -> Iterator[None]:
+    """Pass the progress that ``report_progress`` reports inside this context to ``callback``."""
     token = _CALLBACK.set(callback)
     try:
         yield

@@ -11,14 +11,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedecho.distill.teachers import PriorCorrection, Priors, TeacherRule, robust_teacher
-from fedecho.storage.client_memory import ClientMemory, Place, check_place
+from fedecho.storage.client_memory import ClientMemory, MemoryPlace, check_memory_place
 
 LARGEST_HALF = 65504.0
 """The largest float16."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Keeping:
+class BankStorage:
     """How a bank stores its entries. Default: all of them in float32 on the model's device.
 
     ``half`` stores float16 at half the size; logits above 65,504 are rejected. ``place`` is the model's device, main memory or a
@@ -27,12 +27,12 @@ class Keeping:
     """
 
     half: bool = False
-    place: Place | None = None
+    place: MemoryPlace | None = None
     folder: str | None = None
     budget_mb: float | None = None
 
     def __post_init__(self) -> None:
-        check_place(self.place, self.folder, "distiller.bank_memory", "distiller.bank_dir")
+        check_memory_place(self.place, self.folder, "distiller.bank_memory", "distiller.bank_dir")
 
     @property
     def dtype(self) -> torch.dtype:
@@ -61,7 +61,7 @@ class Keeping:
 class Entries:
     """The part of dict's interface that a bank needs, on top of a ``ClientMemory``."""
 
-    def __init__(self, shape: tuple[int, ...], device: torch.device, keeping: Keeping) -> None:
+    def __init__(self, shape: tuple[int, ...], device: torch.device, keeping: BankStorage) -> None:
         self._shape = shape
         like = torch.empty(shape, device=device).reshape(-1)
         self._memory = ClientMemory(
@@ -125,7 +125,7 @@ class Bank:
         average: Average = "logits",
         rule: TeacherRule = "mean",
         trim: float = 0.2,
-        keeping: Keeping | None = None,
+        keeping: BankStorage | None = None,
         correction: PriorCorrection | None = None,
     ) -> None:
         if average not in ("logits", "probabilities"):
@@ -134,7 +134,7 @@ class Bank:
         self.rule: TeacherRule = rule
         self.trim = trim
         self.total = torch.zeros(num_unlabeled, num_classes, dtype=torch.float64, device=device)
-        self.keeping = keeping or Keeping()
+        self.keeping = keeping or BankStorage()
         self.entries = self.keeping.entries(self.total)
         self.heard_at: OrderedDict[int, int] = OrderedDict()
         """The version of each client's last report, the oldest first."""

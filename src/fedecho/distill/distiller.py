@@ -11,11 +11,11 @@ from fedecho.core.layout import BoundNetwork
 from fedecho.core.randomness import global_rng, torch_rng
 from fedecho.core.ranges import Decay, Epsilon, Factor, Range, at_least, check_ranges, positive, share
 from fedecho.core.types import Weights
-from fedecho.distill.bank import Average, Keeping
+from fedecho.distill.bank import Average, BankStorage
 from fedecho.distill.loss import clip_factor, distillation_loss
 from fedecho.distill.student import Student, Teacher
 from fedecho.distill.teachers import PriorCorrection, TeacherRule
-from fedecho.storage.client_memory import Place
+from fedecho.storage.client_memory import MemoryPlace
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Distiller:
     token_bank: Literal["exact", "topk", "full"] | None = None
     top_k: Annotated[int, at_least(1)] | None = None
     half_bank: bool | None = None
-    bank_memory: Place | None = None
+    bank_memory: MemoryPlace | None = None
     bank_dir: str | None = None
     bank_budget_mb: Annotated[float, positive()] | None = None
 
@@ -92,8 +92,10 @@ class Distiller:
         _ = self.keeping, self.correction  # their constructors validate them
 
     @property
-    def keeping(self) -> Keeping:
-        return Keeping(half=bool(self.half_bank), place=self.bank_memory, folder=self.bank_dir, budget_mb=self.bank_budget_mb)
+    def keeping(self) -> BankStorage:
+        return BankStorage(
+            half=bool(self.half_bank), place=self.bank_memory, folder=self.bank_dir, budget_mb=self.bank_budget_mb
+        )
 
     @property
     def correction(self) -> PriorCorrection:

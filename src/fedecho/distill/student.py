@@ -13,7 +13,7 @@ from fedecho.core.layout import BoundNetwork
 from fedecho.core.task import Positions, TokenTask, defines
 from fedecho.core.types import Weights
 from fedecho.distill.bank import Bank
-from fedecho.distill.token_bank import Storage, TokenBank, storage_for
+from fedecho.distill.token_bank import TokenBank, TokenStorage, storage_for
 
 if TYPE_CHECKING:
     from fedecho.distill.distiller import Adam, Distiller
@@ -120,7 +120,7 @@ class TokenStudent(Student):
     settings: "Distiller | None" = None
 
     @cached_property
-    def storage(self) -> Storage:
+    def storage(self) -> TokenStorage:
         settings, head = self._settings, self._task.head(self.network.module)
         return storage_for(
             head, self.num_classes(), settings.token_bank, settings.top_k or TOP_K, bool(settings.half_bank), settings.average

@@ -15,7 +15,7 @@ from fedecho.distill.bank import Average
 Entry = tuple[Tensor, ...]
 
 
-class Storage(Protocol):
+class TokenStorage(Protocol):
     """What a bank stores of each client. The tensors of an entry have one row per position."""
 
     @property
@@ -104,7 +104,7 @@ class TopLogits:
         return mean if self.average == "logits" else _log(mean)
 
 
-def storage_for(head: nn.Module, num_tokens: int, kind: str | None, k: int, half: bool, average: Average) -> Storage:
+def storage_for(head: nn.Module, num_tokens: int, kind: str | None, k: int, half: bool, average: Average) -> TokenStorage:
     """Return the storage of a ``kind``. None selects hidden states where they are exact, otherwise the top-k logits."""
     dtype = torch.float16 if half else torch.float32
     can_be_exact = is_exact(head) and average == "logits"
@@ -160,7 +160,7 @@ def _log(probabilities: Tensor) -> Tensor:
 class TokenTeacher:
     """Computes the mean over clients on demand: ``teacher[rows of U]`` is [positions of those rows, vocabulary]."""
 
-    def __init__(self, storage: Storage, entries: list[Entry], positions: Positions) -> None:
+    def __init__(self, storage: TokenStorage, entries: list[Entry], positions: Positions) -> None:
         self._storage, self._entries, self._positions = storage, entries, positions
 
     def __getitem__(self, rows: Tensor, /) -> Tensor:
@@ -170,13 +170,13 @@ class TokenTeacher:
 
 
 class TokenBank:
-    """y^i of every client that has reported, in the form of a ``Storage``.
+    """y^i of every client that has reported, in the form of a ``TokenStorage``.
 
     Unlike ``Bank`` it has no running sum. In float64 that would take as much memory as four clients in half precision, and the
     mean over the ten or so clients of a language task costs less than the student's own pass over the same mini-batch.
     """
 
-    def __init__(self, storage: Storage, positions: Positions, device: torch.device) -> None:
+    def __init__(self, storage: TokenStorage, positions: Positions, device: torch.device) -> None:
         self.storage, self.positions, self.device = storage, positions, device
         self.entries: dict[int, Entry] = {}
         self.heard_at: dict[int, int] = {}

@@ -62,7 +62,7 @@ class SerialExecutor:
 CPU = torch.device("cpu")
 
 
-class Bench:
+class JobRunner:
     """Runs jobs whose tensors are in host memory, on its own executor and device.
 
     ``settings`` is an open context (such as GPU settings) that is kept alive with this object.
@@ -113,11 +113,11 @@ class Bench:
             self._models.pop(version, None)
 
 
-def job_runner(trainer: Trainer | Bench) -> Bench:
+def job_runner(trainer: Trainer | JobRunner) -> JobRunner:
     """Wrap a plain trainer so that it runs its jobs one at a time; return anything else unchanged."""
-    if isinstance(trainer, Bench):
+    if isinstance(trainer, JobRunner):
         return trainer
-    return Bench(trainer.network.layout, SerialExecutor(lambda job: trainer.train(job.dispatch, job.control)))
+    return JobRunner(trainer.network.layout, SerialExecutor(lambda job: trainer.train(job.dispatch, job.control)))
 
 
 def error_text(error: Exception) -> str:

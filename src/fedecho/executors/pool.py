@@ -13,10 +13,10 @@ import torch
 
 from fedecho.core.layout import Layout
 from fedecho.core.types import ClientUpdate
-from fedecho.executors.executor import CPU, Bench, Job
+from fedecho.executors.executor import CPU, Job, JobRunner
 from fedecho.executors.shared_memory import Segment, Segments
 from fedecho.executors.worker import NEEDS_GUARD, NOT_STARTED, Done, Failed, JobOrder, Ready, interrupts_ignored, work
-from fedecho.executors.worker_pool import AHEAD, DEPTH, Crew, WorkerError
+from fedecho.executors.worker_pool import AHEAD, DEPTH, WorkerError, WorkerPool
 from fedecho.learning.trainer import Trainer
 
 __all__ = ["AHEAD", "DEPTH", "PoolExecutor", "WorkerError"]
@@ -48,7 +48,7 @@ class _Worker:
                 self.segments.add(segment.number)
 
 
-class PoolExecutor(Crew[_Worker]):
+class PoolExecutor(WorkerPool[_Worker]):
     """Runs each worker in its own process and returns results on ``device``. With ``gpus``, worker k sees only the k-th GPU."""
 
     def __init__(
@@ -56,7 +56,7 @@ class PoolExecutor(Crew[_Worker]):
         *,
         num_workers: int,
         layout: Layout,
-        make_trainer: Callable[[], Trainer | Bench],
+        make_trainer: Callable[[], Trainer | JobRunner],
         wanted: Set[int] | None = None,
         depth: int = DEPTH,
         gpus: Sequence[str] | None = None,

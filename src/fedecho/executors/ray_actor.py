@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedecho.core.types import Dispatch, GlobalModel, Weights
-from fedecho.executors.executor import Bench, Job, error_text, job_runner
+from fedecho.executors.executor import Job, JobRunner, error_text, job_runner
 from fedecho.executors.worker import Failed
 from fedecho.learning.trainer import Trainer
 from fedecho.storage.files import source_sha256
@@ -85,7 +85,7 @@ class Actor:
         environment.apply()
         self._error = ""
         try:
-            make: Callable[[], Trainer | Bench] = pickle.loads(pickled)  # noqa: S301 (sent by the driver process)
+            make: Callable[[], Trainer | JobRunner] = pickle.loads(pickled)  # noqa: S301 (sent by the driver process)
             self._runner = job_runner(make())
         except Exception as error:
             self._error = error_text(error)

@@ -14,11 +14,11 @@ from ray import ObjectRef, cloudpickle
 from ray.exceptions import ObjectStoreFullError, RayError
 
 from fedecho.core.types import ClientUpdate, GlobalModel
-from fedecho.executors.executor import CPU, Bench, Job
+from fedecho.executors.executor import CPU, Job, JobRunner
 from fedecho.executors.ray_actor import Actor, ActorInfo, Array, Arrays, Environment, JobRequest, JobResult, arrays_of, software
 from fedecho.executors.ray_cluster import CHECK_INTERVAL_S, Cluster, alive_nodes
 from fedecho.executors.worker import Failed
-from fedecho.executors.worker_pool import DEPTH, Crew, WorkerError
+from fedecho.executors.worker_pool import DEPTH, WorkerError, WorkerPool
 from fedecho.learning.trainer import Trainer
 
 FETCHED_AT_ONCE = 2
@@ -44,14 +44,14 @@ class _Worker:
         return len(self.orders)
 
 
-class RayExecutor(Crew[_Worker]):
+class RayExecutor(WorkerPool[_Worker]):
     """Runs jobs on Ray actors. Lost actors are replaced and their jobs run again; actors wait until the cluster has resources."""
 
     def __init__(
         self,
         *,
         cluster: Cluster,
-        make_trainer: Callable[[], Trainer | Bench],
+        make_trainer: Callable[[], Trainer | JobRunner],
         wanted: Set[int] | None = None,
         depth: int = DEPTH,
         device: torch.device = CPU,

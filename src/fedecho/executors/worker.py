@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedecho.core.types import Dispatch, GlobalModel, Weights
-from fedecho.executors.executor import Bench, Job, error_text, job_runner
+from fedecho.executors.executor import Job, JobRunner, error_text, job_runner
 from fedecho.executors.shared_memory import receive_segment
 from fedecho.learning.trainer import Trainer
 
@@ -82,7 +82,7 @@ class Failed:
     error: str
 
 
-def work(pipe: Connection, make: Callable[[], Trainer | Bench]) -> None:
+def work(pipe: Connection, make: Callable[[], Trainer | JobRunner]) -> None:
     """Answer orders until the pipe closes. SIGINT is ignored: the parent handles Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
@@ -131,7 +131,7 @@ def _send(pipe: Connection, answer: Ready | Done | Failed) -> bool:
 class SharedMemoryRunner:
     """Runs jobs whose tensors arrive and leave through shared memory."""
 
-    def __init__(self, runner: Bench) -> None:
+    def __init__(self, runner: JobRunner) -> None:
         layout = runner.layout
         self._runner = runner
         self._parts = [layout.num_params, layout.num_buffers, layout.num_params]

@@ -44,7 +44,7 @@ class Worker(Protocol):
 W = TypeVar("W", bound=Worker)
 
 
-class Crew(ABC, Generic[W]):
+class WorkerPool(ABC, Generic[W]):
     """An executor that distributes jobs over workers. Jobs not in ``wanted`` start only when their result is requested."""
 
     def __init__(self, *, num_workers: int, wanted: Set[int] | None = None, depth: int = DEPTH) -> None:

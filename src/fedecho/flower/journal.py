@@ -18,12 +18,12 @@ from fedecho.core.server import Server
 from fedecho.core.types import Lost
 from fedecho.flower.transport import GridTransport
 from fedecho.learning.privacy import Privacy
-from fedecho.runs.build import Named
+from fedecho.runs.build import NameTensors
 from fedecho.runs.config import ConfigError, completed, differences, fingerprint
-from fedecho.runs.folder import MODEL, is_tidy, owned, restored, summary_of, write_end
+from fedecho.runs.folder import MODEL, finish_folder, is_tidy, locked_folder, restore_checkpoint, summary_of
 from fedecho.runs.identity import check_software, is_finished, note_software, software
-from fedecho.runs.privacy_budget import reports, spent
-from fedecho.runs.record import INITIAL, RECORD, Line, Mark, Record, arrivals_digest, read_header, read_record
+from fedecho.runs.privacy_budget import privacy_spent, reports
+from fedecho.runs.record import INITIAL, RECORD, JsonObject, Record, RecordPosition, arrivals_digest, read_header, read_record
 from fedecho.runs.record_schema import Header, Spent
 from fedecho.runs.summary import Summary, staleness
 from fedecho.storage.checkpoint import remove_checkpoints, save_checkpoint
@@ -41,8 +41,8 @@ class Identity:
     algorithm: str
     seed: int
     num_versions: int
-    config: Line | None = None
-    header: Line = field(default_factory=dict)
+    config: JsonObject | None = None
+    header: JsonObject = field(default_factory=dict)
     privacy: Privacy = field(default_factory=Privacy)
     other_software: bool = False
     """Resume a run that was started with other software versions; the record notes the change."""
@@ -71,7 +71,7 @@ class Journal:
         layout: Layout,
         folder: Path | None,
         say: Callable[[str], None] = lambda text: None,
-        named: Named | None = None,
+        named: NameTensors | None = None,
     ) -> None:
         """``named`` gives the tensors of the model file; by default those of the layout, which are federated."""
         self.identity, self.server, self.transport, self.layout = identity, server, transport, layout
@@ -98,7 +98,7 @@ class Journal:
         if self.folder is None:
             return Record.in_memory(_Nodes())
         was_tidy = is_tidy(self.folder)
-        self._lock.enter_context(owned(self.folder, self._say))
+        self._lock.enter_context(locked_folder(self.folder, self._say))
         if is_finished(self.folder):
             return self._tidied(self.folder, was_tidy)
         if not (self.folder / RECORD).exists():
@@ -108,7 +108,7 @@ class Journal:
         check_software(self.folder, self.identity.other_software)
         self._config = header.get("config")  # as in the checkpoints, whose fingerprint must match
         self.resumed = True
-        mark = restored(self.folder, self.server, self._state(Mark(0, None)), self._restore, self._say)
+        mark = restore_checkpoint(self.folder, self.server, self._state(RecordPosition(0, None)), self._restore, self._say)
         self.earlier_reports += self._reports_after(self.folder, None if mark is None else mark.position)
         record = Record.continued(self.folder, _Nodes(), mark)
         note_software(record, self.folder, self._say)
@@ -132,7 +132,7 @@ class Journal:
         if scores is not None:
             self.record.evaluation(0, 0.0, scores, {}, INITIAL)
 
-    def past(self) -> Iterator[Line]:
+    def past(self) -> Iterator[JsonObject]:
         """The record so far of a run that was resumed or has already finished."""
         if self.folder is None or not (self.resumed or self.finished):
             return iter(())
@@ -148,7 +148,7 @@ class Journal:
         lines = read_record(folder, position or 0)
         return reports(lines, lost_too=True) + Counter(set(range(self.server.num_clients)) - set(self.server.open))
 
-    def moment(self, moment: Moment, scores: Line | None) -> None:
+    def moment(self, moment: Moment, scores: JsonObject | None) -> None:
         """Record a moment and save a checkpoint: after every version, and after an arrival if saving is cheap enough."""
         self.num_moments += 1
         self.record.moment(moment)
@@ -177,7 +177,7 @@ class Journal:
         self._saved_at = time.monotonic()
         self._save_cost_s = self._saved_at - started
 
-    def _state(self, mark: Mark) -> dict[str, Any]:
+    def _state(self, mark: RecordPosition) -> dict[str, Any]:
         return {
             "fingerprint": self._fingerprint,
             "server": self.server.snapshot(),
@@ -211,12 +211,14 @@ class Journal:
             **staleness(lines),
         )
         if self.folder is not None:
-            write_end(self.folder, self.record, self._named(self.server.model.weights), summary)
+            finish_folder(self.folder, self.record, self._named(self.server.model.weights), summary)
         return summary
 
-    def _spent(self, lines: list[Line]) -> Spent:
+    def _spent(self, lines: list[JsonObject]) -> Spent:
         """The privacy budget spent, counting jobs that were lost or still open, whose answers may have been sent."""
-        return spent(self.identity.privacy, lines, lost_too=True, more=self.earlier_reports + Counter(self.server.open.keys()))
+        return privacy_spent(
+            self.identity.privacy, lines, lost_too=True, more=self.earlier_reports + Counter(self.server.open.keys())
+        )
 
     def close(self) -> None:
         self.record.close()
@@ -237,7 +239,7 @@ class Journal:
     def _fingerprint(self) -> str:
         return "" if self._config is None else fingerprint(self._config)
 
-    def _header(self) -> Line:
+    def _header(self) -> JsonObject:
         return {
             "format": 1,
             "clock": "real",

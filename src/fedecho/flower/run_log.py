@@ -9,13 +9,14 @@ import numpy as np
 from flwr.app import MetricRecord
 from flwr.serverapp.strategy import Result
 
+from fedecho.core.algorithm import buffer_size_of
 from fedecho.core.loop import Moment
 from fedecho.core.server import Receipt, Server
 from fedecho.flower.journal import Journal
 from fedecho.flower.wire import NUM_EXAMPLES
 from fedecho.runs.folder import MODEL
 from fedecho.runs.methods import is_weighted, method_of, num_unlabeled_of
-from fedecho.runs.record import EVALUATION, INITIAL, OF_CLASS, Line
+from fedecho.runs.record import EVALUATION, INITIAL, OF_CLASS, JsonObject
 from fedecho.runs.run_stats import RunState, clock
 from fedecho.runs.summary import NOT_SCORES, Summary
 from fedecho.version import __version__
@@ -44,7 +45,7 @@ class RunLog:
         if self._journal.resumed:
             self._say(f"resuming the run in {folder} from version {server.model.version}")
         num_unlabeled = num_unlabeled_of(server.algorithm)
-        size = getattr(server.algorithm, "buffer_size", None)
+        size = buffer_size_of(server.algorithm)
         parts = [
             f"fedecho {__version__}: {method_of(server.algorithm)}",
             f"{server.num_clients} clients",
@@ -123,7 +124,7 @@ class History:
         if moment.step is not None:
             self._published(moment.step.model.version)
 
-    def recall(self, lines: Iterable[Line]) -> None:
+    def recall(self, lines: Iterable[JsonObject]) -> None:
         """Restore the versions before a resume from the record, to nine digits."""
         for line in lines:
             if line["event"] == "arrival" and line["status"] == "accepted":
@@ -145,6 +146,6 @@ class History:
         self._updates.clear()
 
 
-def _scores(line: Line) -> dict[str, Any]:
+def _scores(line: JsonObject) -> dict[str, Any]:
     of_class = {f"{OF_CLASS}{place}": score for place, score in enumerate(line.get("per_class", ()))}
     return {name: score for name, score in line.items() if name not in NOT_SCORES} | of_class

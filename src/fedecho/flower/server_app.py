@@ -22,12 +22,12 @@ from fedecho.flower.grid import Waiting
 from fedecho.flower.journal import Identity, Journal
 from fedecho.flower.run_log import RunLog
 from fedecho.flower.transport import GridTransport
-from fedecho.runs.build import bound_network, distiller_of, named_by, server_of, student_of
+from fedecho.runs.build import bound_network, distiller_of, server_of, student_of, tensor_names_of
 from fedecho.runs.config import ConfigError
 from fedecho.runs.experiment import Experiment
 from fedecho.runs.identity import config_of, name_of, notes_of, parts_of
 from fedecho.runs.privacy_budget import check_accountant
-from fedecho.runs.run_stats import Failures, check_scores
+from fedecho.runs.run_stats import FailureGuard, check_scores
 from fedecho.runs.summary import Summary
 
 Evaluate = Callable[[GlobalModel], dict[str, Any] | None]
@@ -51,7 +51,7 @@ def federate(
     """Wait for nodes and run to the last version. ``evaluate_first`` also evaluates version 0, outside of all means."""
     if journal.finished is not None:
         return journal.finished
-    log, failures = RunLog(server, journal, say), Failures()
+    log, failures = RunLog(server, journal, say), FailureGuard()
 
     def see(moment: Moment) -> None:
         scores = None
@@ -132,7 +132,7 @@ def run_experiment(
         network.load(model.weights)
         return scores_of(experiment.task, network.module)
 
-    named = named_by(experiment.task, network)
+    named = tensor_names_of(experiment.task, network)
     journal = Journal(_identity(experiment, other_software), server, transport, network.layout, out, say, named)
     try:
         return federate(

@@ -14,11 +14,10 @@ from flwr.serverapp.strategy import Result
 from torch import Tensor, nn
 
 from fedecho.core.admission import Admission
-from fedecho.core.algorithm import Algorithm, check_algorithm, demands
+from fedecho.core.algorithm import Algorithm, buffer_size_of, check_algorithm, demands
 from fedecho.core.server import Server
-from fedecho.core.task import defines
 from fedecho.core.types import GlobalModel
-from fedecho.distill.student import Student
+from fedecho.distill.student import Student, distils
 from fedecho.flower.grid import Waiting
 from fedecho.flower.journal import Identity, Journal
 from fedecho.flower.run_log import History
@@ -27,7 +26,7 @@ from fedecho.flower.transport import GridTransport
 from fedecho.flower.user_model import UserModel
 from fedecho.flower.wire import PROXIMAL
 from fedecho.runs.config import to_config
-from fedecho.runs.experiment import attributes, check_clients, described, with_seed
+from fedecho.runs.experiment import attributes, check_clients, describe, with_seed
 from fedecho.runs.identity import name_of
 from fedecho.runs.methods import by_examples
 
@@ -76,14 +75,14 @@ class AsyncStrategy:
                 f"{type(self.algorithm).__name__} needs clients that keep control variates, which a plain ClientApp does not: "
                 "use make_server_app and make_client_app of fedecho.flower"
             )
-        if defines(self.algorithm, "attached") and (self.module is None or self.unlabeled is None):
+        if distils(self.algorithm) and (self.module is None or self.unlabeled is None):
             raise ValueError(f"{type(self.algorithm).__name__} needs AsyncStrategy(module=..., unlabeled=...) to distill with")
 
     @property
     def _concurrency(self) -> int:
         if self.concurrency is not None:
             return self.concurrency
-        buffer_size = getattr(self.algorithm, "buffer_size", None)
+        buffer_size = buffer_size_of(self.algorithm)
         is_synchronous = demands(self.algorithm).synchronous
         return int(buffer_size) if buffer_size is not None and is_synchronous else self.num_clients
 
@@ -170,7 +169,7 @@ class AsyncStrategy:
     def _parts(self, train_config: ConfigRecord | None) -> dict[str, Any]:
         """Header fields by which a report distinguishes runs, in addition to their configuration."""
         parts = {"algorithm": self.algorithm, "train_config": dict(train_config or {})}
-        return {"parts": described(parts), "attributes": attributes(self.algorithm, "algorithm")}
+        return {"parts": describe(parts), "attributes": attributes(self.algorithm, "algorithm")}
 
     def _config(self, train_config: ConfigRecord | None) -> dict[str, Any]:
         """The configuration sent to clients, with a proximal term under the key of Flower's FedProx."""
@@ -183,7 +182,7 @@ class AsyncStrategy:
 
     def _server(self, model: UserModel) -> Server[Any]:
         algorithm = self._method
-        if self.module is not None and self.unlabeled is not None and defines(algorithm, "attached"):
+        if self.module is not None and self.unlabeled is not None and distils(algorithm):
             rows = self.unlabeled
             algorithm = algorithm.attached(
                 Student(model.bound(self.module), lambda module, indices: module(rows[indices]), len(rows))

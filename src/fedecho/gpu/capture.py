@@ -11,7 +11,7 @@ from torch.func import functional_call
 
 from fedecho.core.layout import Layout, Part
 from fedecho.core.types import Weights
-from fedecho.learning.descent import rule_of
+from fedecho.learning.descent import step_function
 from fedecho.learning.local import LocalTraining
 
 P = ParamSpec("P")
@@ -137,7 +137,7 @@ def compiled_update(local: LocalTraining, precision: Precision) -> Callable[...,
     The gradient may have low precision and is not modified. ``low`` is the low-precision copy of ``params``, which the step
     updates too, or ``params`` itself if there is no copy. ``raw`` accumulates all gradients, or is None.
     """
-    rule = rule_of(local)
+    rule = step_function(local)
 
     def update(params: Tensor, low: Tensor, grads: Tensor, raw: Tensor | None, *others: Tensor | None) -> None:
         grads = grads.to(torch.float32, copy=True)

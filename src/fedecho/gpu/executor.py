@@ -13,7 +13,7 @@ from fedecho.core.randomness import torch_rng
 from fedecho.core.types import ClientUpdate, Weights
 from fedecho.executors.executor import Job
 from fedecho.gpu.capture import Capturable, DeviceWeights, Forward, Precision
-from fedecho.gpu.streams import WARM_UPS, StreamEvent, hand_over, mark_here, pinned_zeros, stream_on
+from fedecho.gpu.streams import WARM_UPS, StreamEvent, hand_over, pinned_zeros, record_event, stream_on
 from fedecho.learning.local import LocalTraining
 
 
@@ -216,7 +216,7 @@ class CudaExecutor:
 
     def submit(self, job: Job, due: float) -> None:
         number = job.dispatch.number
-        self._jobs[number] = (job, mark_here(self._device))
+        self._jobs[number] = (job, record_event(self._device))
         if self._wanted is None or number in self._wanted:
             heappush(self._pending, (due, number))
             self._pump()

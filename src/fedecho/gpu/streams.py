@@ -132,7 +132,7 @@ def memory_pool(device: torch.device) -> Any:
     return torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
 
-def mark_here(device: torch.device) -> StreamEvent:
+def record_event(device: torch.device) -> StreamEvent:
     """Record an event on the caller's current stream."""
     return torch.cuda.current_stream().record_event() if device.type == "cuda" else _CompletedEvent()
 

@@ -58,7 +58,7 @@ def bias_correction(local: LocalTraining, count: Number) -> tuple[Number, Number
     return (1 - local.beta2**count) ** 0.5, local.client_lr / (1 - local.beta1**count)
 
 
-def rule_of(local: LocalTraining) -> Callable[..., None]:
+def step_function(local: LocalTraining) -> Callable[..., None]:
     """Return the step function of the optimizer."""
     return sgd_step if local.optimizer == "sgd" else adamw_step
 

@@ -14,7 +14,7 @@ from fedecho.core.layout import BoundNetwork
 from fedecho.core.randomness import global_rng, torch_rng
 from fedecho.core.task import Batch, Task
 from fedecho.core.types import ClientUpdate, Dispatch
-from fedecho.learning.descent import bias_correction, rule_of, wants_moments, wants_raw_mean
+from fedecho.learning.descent import bias_correction, step_function, wants_moments, wants_raw_mean
 from fedecho.learning.local import LocalTraining
 
 
@@ -66,7 +66,7 @@ class EagerSteps:
         self._losses.append(gradient(self.task, network, batch, self._raw, self._share))
         self._count += 1
         bias = bias_correction(local, float(self._count)) if self._moments else ()
-        rule_of(local)(local, network.weights.params, network.grads, *self._from, *self._moments, *bias)
+        step_function(local)(local, network.weights.params, network.grads, *self._from, *self._moments, *bias)
 
     def raw_mean(self) -> Tensor | None:
         return self._raw

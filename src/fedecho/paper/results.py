@@ -21,10 +21,10 @@ from fedecho.runs.experiment import Experiment
 from fedecho.runs.folder import FolderInUse
 from fedecho.runs.identity import check_same, config_of, header_of, is_finished, notes_of
 from fedecho.runs.job_processes import Report, Say, See, run_jobs
-from fedecho.runs.record import RECORD, Line, read_header, read_record
+from fedecho.runs.record import RECORD, JsonObject, read_header, read_record
 from fedecho.runs.record_schema import SchemaError, check_cell, is_number, loaded
 from fedecho.runs.run import CHECKPOINT_S, Interrupted, simulate
-from fedecho.runs.run_stats import DivergedError, Following, RunState, Watch
+from fedecho.runs.run_stats import DivergedError, ProgressWatch, RunState, Watch
 from fedecho.runs.signals import stop_signals
 from fedecho.runs.summary import LAST, Summary
 from fedecho.storage.files import write_atomically
@@ -37,10 +37,10 @@ class CellResult:
 
     cell: str
     summary: dict[str, Any]
-    evaluations: list[Line]
-    config: Line
-    execution: Line
-    software: Line
+    evaluations: list[JsonObject]
+    config: JsonObject
+    execution: JsonObject
+    software: JsonObject
     unlabeled: str
     commit: str
     notes: dict[str, str] = field(default_factory=dict)
@@ -113,7 +113,7 @@ def _check_complete(result: CellResult) -> None:
         raise TypeError("it does not say where it ran")
 
 
-def _other_settings(ours: Line, theirs: Line, untrained: bool) -> list[str]:
+def _other_settings(ours: JsonObject, theirs: JsonObject, untrained: bool) -> list[str]:
     """The settings that differ, except for the location of the data."""
     if untrained:  # training settings do not matter
         ours, theirs = {"task": ours["task"]}, {"task": theirs["task"]}
@@ -200,7 +200,7 @@ def _saved(results: Path, cell: Cell, result: CellResult) -> CellResult:
     return result
 
 
-def _evaluations(folder: Path) -> list[Line]:
+def _evaluations(folder: Path) -> list[JsonObject]:
     lines = (line for line in read_record(folder) if line["event"] == "evaluation")
     return [{key: value for key, value in line.items() if key != "event"} for line in lines]
 
@@ -220,7 +220,7 @@ def commit() -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Filling:
+class CellRunner:
     """How missing cells are run: the folders for results and runs, and keyword arguments for ``simulate``."""
 
     results: Path
@@ -232,14 +232,14 @@ class Filling:
         """Run a cell, unless it has a result or another process is running it."""
         if read_result(self.results, cell) is not None:
             return
-        watch = Following(run_folder(self.runs, cell), RunState(cell.experiment().num_versions), report)
+        watch = ProgressWatch(run_folder(self.runs, cell), RunState(cell.experiment().num_versions), report)
         try:
             run_cell(cell, **vars(self), watch=watch, say=say)
         except FolderInUse as error:
             say(f"skipped: {error}")
 
 
-def fill(filling: Filling, cells: Sequence[Cell], *, jobs: int, see: See, say: Say) -> None:
+def fill(filling: CellRunner, cells: Sequence[Cell], *, jobs: int, see: See, say: Say) -> None:
     """Run the cells: one after another in this process, or ``jobs`` at a time in processes of their own."""
     if jobs == 1:
         for cell in cells:

@@ -114,10 +114,10 @@ def _settings_of(run: RunData, tree: Settings) -> Settings:
 def _as_parts(config: dict[str, Any]) -> dict[str, Any]:
     """A configuration with its defaults filled in, in the form in which headers describe custom parts, so that both compare."""
     from fedecho.runs.config import from_config
-    from fedecho.runs.experiment import described
+    from fedecho.runs.experiment import describe
 
     try:
-        tree: dict[str, Any] = described(from_config(config))
+        tree: dict[str, Any] = describe(from_config(config))
         return tree
     except (ValueError, TypeError, OSError, ArithmeticError, LookupError, RecursionError):
         return config  # written by another version of fedecho, or by an AsyncStrategy

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedecho.report.spec import Floats, Ints
-from fedecho.runs.record import RECORD, read_header, read_record
-from fedecho.runs.record import Line as RecordLine
+from fedecho.runs.record import RECORD, JsonObject, read_header, read_record
 from fedecho.runs.record_schema import Clients, Header
 from fedecho.runs.summary import Summary, is_finished
 
@@ -53,8 +52,8 @@ class RunData:
     folder: Path
     header: Header
     summary: Summary | None
-    evaluations: list[RecordLine]
-    versions: list[RecordLine]
+    evaluations: list[JsonObject]
+    versions: list[JsonObject]
     jobs: Jobs
     dispatches: Dispatches
     reasons: dict[str, int]
@@ -187,8 +186,8 @@ def read_run(folder: Path) -> RunData:
     header = read_header(folder)
     summary = Summary.read(folder) if is_finished(folder) else None
     jobs, sent = _Columns("dqqqqqq"), _Columns("dqqq")
-    versions: list[RecordLine] = []
-    evaluations: list[RecordLine] = []
+    versions: list[JsonObject] = []
+    evaluations: list[JsonObject] = []
     kinds: dict[str, int] = {}
     reasons: dict[str, int] = {}
     for line in read_record(folder):

@@ -15,19 +15,19 @@ from fedecho.core.layout import BoundNetwork, Layout
 from fedecho.core.loop import Moment
 from fedecho.core.randomness import derive
 from fedecho.core.server import Server
-from fedecho.core.task import HasInputs, Saves, Task, defines, scores_of
+from fedecho.core.task import HasInputs, Saves, Task, scores_of
 from fedecho.core.types import ClientUpdate, Dispatch, GlobalModel, Weights
 from fedecho.distill.distiller import Distiller
-from fedecho.distill.student import Student, check_unlabeled, student_for
+from fedecho.distill.student import Student, check_unlabeled, distils, student_for
 from fedecho.executors.executor import Executor, SerialExecutor
 from fedecho.learning.local import LocalTraining
 from fedecho.learning.trainer import Trainer
-from fedecho.runs.execution import Execution, crew_of, settled
+from fedecho.runs.execution import Execution, start_workers, with_actual_workers
 from fedecho.runs.experiment import Experiment
 from fedecho.simulation.attacks import FloodedRuntimes, PoisonedTask
 from fedecho.simulation.forecast import Forecast, forecast
 from fedecho.simulation.runtimes import ClientRuntimes
-from fedecho.simulation.transport import Sent, VirtualTransport, as_it_is
+from fedecho.simulation.transport import UpdateTransform, VirtualTransport, unchanged
 
 
 def attackers_of(experiment: Experiment) -> Set[int]:
@@ -47,7 +47,7 @@ def training_task(experiment: Experiment) -> Task:
     return PoisonedTask(task, attack, attackers_of(experiment), num_classes)
 
 
-def sent_by(experiment: Experiment, layout: Layout, device: torch.device) -> Sent:
+def outgoing_updates(experiment: Experiment, layout: Layout, device: torch.device) -> UpdateTransform:
     """How updates change before they are sent: client-side privacy first, then the attack."""
     privacy, attack, attackers = experiment.privacy, experiment.attack, attackers_of(experiment)
     variances = layout.variances(device)
@@ -60,7 +60,7 @@ def sent_by(experiment: Experiment, layout: Layout, device: torch.device) -> Sen
     return sent
 
 
-Named = Callable[[Weights], dict[str, Tensor]]
+NameTensors = Callable[[Weights], dict[str, Tensor]]
 """Maps a model's weights to named tensors, as in its file and in the user's module."""
 
 
@@ -85,7 +85,7 @@ class Simulation:
     transport: VirtualTransport
     runtimes: ClientRuntimes
     layout: Layout
-    named: Named
+    named: NameTensors
     evaluate_weights: Callable[[Weights], dict[str, float]]
     execution: Execution = field(default_factory=Execution)
     """With the number of workers that were actually started."""
@@ -102,7 +102,7 @@ def bound_network(task: Task, seed: int) -> BoundNetwork:
     return Layout.of(module).bind(module)
 
 
-def named_by(task: Task, network: BoundNetwork) -> Named:
+def tensor_names_of(task: Task, network: BoundNetwork) -> NameTensors:
     """Return the function that names a model's tensors as the task's module loads them.
 
     It includes frozen tensors, except for tasks with their own file format: of a LoRA model only the adapters are kept.
@@ -127,10 +127,10 @@ def assembled(
     server = server_of(experiment, network, student)
     runner = _executor(experiment, execution, network, runtimes, say)
     try:
-        sent = sent_by(experiment, network.layout, network.weights.params.device)
+        sent = outgoing_updates(experiment, network.layout, network.weights.params.device)
         transport, evaluate = _transport(experiment, runner, runtimes, sent), _evaluation(experiment.task, network)
-        ran_on = settled(execution, runner)
-        named = named_by(experiment.task, network)
+        ran_on = with_actual_workers(execution, runner)
+        named = tensor_names_of(experiment.task, network)
         yield Simulation(experiment, server, transport, runtimes, network.layout, named, evaluate, ran_on, inputs)
     finally:
         runner.close()
@@ -138,13 +138,13 @@ def assembled(
 
 @contextmanager
 def _on_gpu(experiment: Experiment, execution: Execution, say: Callable[[str], None]) -> Iterator[Simulation]:
-    from fedecho.runs.on_gpu import GpuParts, MakeBench, gpu_settings, the_gpu
+    from fedecho.runs.on_gpu import GpuParts, MakeJobRunner, gpu_settings, select_gpu
 
     if experiment.attack.poisons_data:
         raise ValueError(
             f"attack.kind = {experiment.attack.kind!r} poisons data, which is not supported on the GPU: use serial or pool"
         )
-    precision, device = execution.arithmetic, the_gpu()
+    precision, device = execution.arithmetic, select_gpu()
     with gpu_settings(precision, device):
         parts = GpuParts(experiment, precision, device, say)
         inputs = inputs_of(experiment, parts.task)
@@ -156,12 +156,12 @@ def _on_gpu(experiment: Experiment, execution: Execution, say: Callable[[str], N
         if execution.executor == "cuda":
             runner = parts.executor(execution.num_workers, wanted)
         else:
-            make = MakeBench(replace(experiment, task=_fresh(experiment.task)), precision)
-            runner = crew_of(execution, make, layout, wanted, say, device)
+            make = MakeJobRunner(replace(experiment, task=_fresh(experiment.task)), precision)
+            runner = start_workers(execution, make, layout, wanted, say, device)
         try:
-            transport = _transport(experiment, runner, runtimes, sent_by(experiment, layout, device))
-            ran_on = settled(execution, runner)
-            named = named_by(parts.task, parts.network)
+            transport = _transport(experiment, runner, runtimes, outgoing_updates(experiment, layout, device))
+            ran_on = with_actual_workers(execution, runner)
+            named = tensor_names_of(parts.task, parts.network)
             yield Simulation(experiment, server, transport, runtimes, layout, named, parts.evaluate, ran_on, inputs)
         finally:
             runner.close()
@@ -187,12 +187,11 @@ def inputs_of(experiment: Experiment, task: Task) -> Mapping[str, str]:
 
 
 def distiller_of(experiment: Experiment) -> Distiller | None:
-    distiller = getattr(experiment.algorithm, "distiller", None)
-    return distiller if isinstance(distiller, Distiller) else None
+    return experiment.algorithm.distiller if distils(experiment.algorithm) else None
 
 
 def student_of(experiment: Experiment, make: Callable[[], Student]) -> Student | None:
-    return make() if defines(experiment.algorithm, "attached") else None
+    return make() if distils(experiment.algorithm) else None
 
 
 def server_of(experiment: Experiment, network: BoundNetwork, student: Student | None) -> Server[Any]:
@@ -221,7 +220,9 @@ def _evaluation(task: Task, network: BoundNetwork) -> Callable[[Weights], dict[s
     return evaluate
 
 
-def _transport(experiment: Experiment, executor: Executor, runtimes: ClientRuntimes, sent: Sent = as_it_is) -> VirtualTransport:
+def _transport(
+    experiment: Experiment, executor: Executor, runtimes: ClientRuntimes, sent: UpdateTransform = unchanged
+) -> VirtualTransport:
     return VirtualTransport(
         executor=executor,
         runtimes=runtimes,
@@ -242,7 +243,7 @@ def _executor(
         trainer = Trainer(task, local, network)
         return SerialExecutor(lambda job: trainer.train(job.dispatch, job.control))
     make = MakeTrainer(_fresh(task), local, experiment.seed)
-    return crew_of(execution, make, network.layout, _wanted(experiment, runtimes), say)
+    return start_workers(execution, make, network.layout, _wanted(experiment, runtimes), say)
 
 
 def _fresh(task: Task) -> Task:

@@ -13,7 +13,7 @@ from fedecho.runs.identity import check_same, check_software, config_of, is_fini
 from fedecho.runs.job_processes import Report, Say, See, run_jobs
 from fedecho.runs.record import RECORD, read_header
 from fedecho.runs.run import simulate
-from fedecho.runs.run_stats import DivergedError, Following, RunState
+from fedecho.runs.run_stats import DivergedError, ProgressWatch, RunState
 from fedecho.runs.settings import setting_of, shown
 from fedecho.runs.summary import Summary
 from fedecho.storage.files import write_atomically
@@ -36,7 +36,7 @@ def settings_of_methods(source: str, methods: Sequence[str], settings: Sequence[
     return accepted
 
 
-def shares(accepted: dict[str, tuple[str, ...]], settings: Sequence[str]) -> list[str]:
+def method_specific_settings(accepted: dict[str, tuple[str, ...]], settings: Sequence[str]) -> list[str]:
     """One line for each setting that applies to some methods only."""
     lines = []
     for setting in dict.fromkeys(settings):
@@ -89,7 +89,7 @@ DIVERGED = "diverged.txt"
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedRun:
     """One run of a comparison."""
 
     label: str
@@ -107,14 +107,14 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparisonResult:
     """The results of a comparison. ``diverged`` maps the label of each aborted run to the reason."""
 
     summaries: list[Summary]
     diverged: dict[str, str]
 
 
-def run_all(plan: list[Planned], *, jobs: int, see: See, say: Say = lambda text: None) -> Compared:
+def run_all(plan: list[PlannedRun], *, jobs: int, see: See, say: Say = lambda text: None) -> ComparisonResult:
     """Run all unfinished runs, ``jobs`` at a time. A run that diverges does not stop the others.
 
     ``see`` receives the state of each run, ``say`` its messages.
@@ -130,12 +130,12 @@ def run_all(plan: list[Planned], *, jobs: int, see: See, say: Say = lambda text:
     if missing:
         run_jobs({planned.label: partial(_run_one, planned) for planned in missing}, jobs=jobs, see=see, say=say)
     diverged = {planned.label: why for planned in plan if (why := planned.why_diverged)}
-    return Compared([Summary.read(planned.folder) for planned in plan if planned.label not in diverged], diverged)
+    return ComparisonResult([Summary.read(planned.folder) for planned in plan if planned.label not in diverged], diverged)
 
 
-def _run_one(planned: Planned, report: Report, say: Say) -> None:
+def _run_one(planned: PlannedRun, report: Report, say: Say) -> None:
     with tracked(planned.track, planned.folder, config_of(planned.experiment), say) as tracker:
-        watch = Following(planned.folder, RunState(planned.experiment.num_versions), report, also=tracker)
+        watch = ProgressWatch(planned.folder, RunState(planned.experiment.num_versions), report, also=tracker)
         begun = (planned.folder / RECORD).exists()
         try:
             simulate(planned.experiment, out=planned.folder, resume=begun, watch=watch, say=say, **planned.execution)

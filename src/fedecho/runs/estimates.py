@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedecho.algorithms.fedecho import Echo, FedEcho
+from fedecho.algorithms.fedecho import FedEcho, FedEchoState
 from fedecho.core.loop import Moment, drive
 from fedecho.core.types import Weights
 from fedecho.runs.build import assembled, forecast_of, one_thread, runtimes_of
@@ -146,7 +146,7 @@ def server_cost(experiment: Experiment, execution: Execution, num_versions: int)
             object.__setattr__(student, "teach", teach.around(student.teach))
         drive(simulation.server, simulation.transport, num_versions=1 + num_versions)
         weights, state = simulation.server.model.weights, simulation.server.state
-        bank = state.bank if isinstance(state, Echo) else None
+        bank = state.bank if isinstance(state, FedEchoState) else None
     return ServerCost(
         inference_s=infer.seconds / num_versions,
         distillation_s=teach.seconds / num_versions,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from fedecho.core.loop import Transport
-from fedecho.core.task import Stopped, watched
+from fedecho.core.task import Stopped, progress_callback
 from fedecho.core.types import Dispatch, Message
 from fedecho.runs.build import Simulation
 from fedecho.runs.config import ConfigError
@@ -89,7 +89,7 @@ class Evaluator:
         """Evaluate the current model. None if a stop was requested meanwhile. A NaN loss aborts the run."""
         self.interrupted = True
         try:
-            with watched(self._at):
+            with progress_callback(self._at):
                 scores = self.simulation.evaluate()
         except Stopped:
             return None

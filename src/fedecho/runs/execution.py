@@ -10,10 +10,10 @@ import torch
 
 from fedecho.core.layout import Layout
 from fedecho.core.ranges import at_least, check_ranges
-from fedecho.executors.executor import CPU, Bench, Executor
+from fedecho.executors.executor import CPU, Executor, JobRunner
 from fedecho.executors.pool import PoolExecutor
 from fedecho.executors.ray_cluster import check_address, check_ray, ray_settings
-from fedecho.executors.worker_pool import DEPTH, Crew
+from fedecho.executors.worker_pool import DEPTH, WorkerPool
 from fedecho.gpu import channel_ops
 from fedecho.gpu.capture import Precision
 from fedecho.learning.trainer import Trainer
@@ -137,7 +137,7 @@ class Execution:
             raise ValueError(f"{folder} was computed {how}: resume it on the original machine, or use another folder")
 
 
-def as_before(before: Mapping[str, Any], executor: str | None = None) -> dict[str, Any]:
+def resume_options(before: Mapping[str, Any], executor: str | None = None) -> dict[str, Any]:
     """Keyword arguments of ``simulate`` to resume a run: on a GPU if it was on one, with ``executor`` if given.
 
     ``before`` is the entry ``execution`` of the run's header.
@@ -177,14 +177,14 @@ def visible_gpus() -> tuple[str, ...]:
     return tuple(names[:count])
 
 
-def crew_of(
+def start_workers(
     execution: Execution,
-    make: Callable[[], Trainer | Bench],
+    make: Callable[[], Trainer | JobRunner],
     layout: Layout,
     wanted: Set[int] | None,
     say: Callable[[str], None],
     device: torch.device = CPU,
-) -> Crew[Any]:
+) -> WorkerPool[Any]:
     """Start the workers of a pool or a Ray cluster. Each calls ``make`` once; results are moved to ``device``."""
     # A GPU runs several jobs at once, each with the next ones queued.
     depth = DEPTH * SLOTS if execution.on_gpu else DEPTH
@@ -207,6 +207,6 @@ def crew_of(
     return RayExecutor(cluster=cluster, make_trainer=make, wanted=wanted, depth=depth, device=device, say=say)
 
 
-def settled(execution: Execution, runner: Executor) -> Execution:
+def with_actual_workers(execution: Execution, runner: Executor) -> Execution:
     """The execution with the number of workers that were actually started: a cluster determines it itself."""
-    return replace(execution, workers=runner.num_workers) if isinstance(runner, Crew) else execution
+    return replace(execution, workers=runner.num_workers) if isinstance(runner, WorkerPool) else execution

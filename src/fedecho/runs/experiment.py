@@ -14,15 +14,16 @@ from torch import nn
 
 from fedecho.algorithms import CA2FL, FADAS, FedAC, FedAsync, FedAvg, FedBuff, FedEcho
 from fedecho.core.admission import Admission
-from fedecho.core.algorithm import Algorithm, check_algorithm, demands
+from fedecho.core.algorithm import Algorithm, buffer_size_of, check_algorithm, demands
 from fedecho.core.ranges import InFlight, Seed, Versions, at_least, check_ranges
-from fedecho.core.task import Task, defines
+from fedecho.core.task import Seeded, Task
+from fedecho.distill.student import distils
 from fedecho.learning.local import LocalTraining
 from fedecho.learning.privacy import Privacy
 from fedecho.simulation.attacks import Attack
 from fedecho.simulation.faults import Faults
 from fedecho.simulation.runtimes import Runtimes
-from fedecho.storage.client_memory import Place, check_place
+from fedecho.storage.client_memory import MemoryPlace, check_memory_place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +44,7 @@ class Experiment:
     attack: Attack = field(default_factory=Attack)
     dispatch_after_step: bool = False
     eval_every: Annotated[int, at_least(1)] = 1
-    client_memory: Place = "cpu"
+    client_memory: MemoryPlace = "cpu"
     """Where a simulation keeps the clients' control variates (FedAC)."""
     client_memory_dir: str | None = None
     """The folder of that file if ``client_memory`` is "file" (default: the folder for temporary files)."""
@@ -55,7 +56,7 @@ class Experiment:
         if not re.fullmatch(r"[\w.-]+", self.name):
             raise ValueError(f"name must be letters, digits, dots, dashes and underscores, got {self.name!r}")
         check_ranges(self)
-        check_place(self.client_memory, self.client_memory_dir, "client_memory", "client_memory_dir")
+        check_memory_place(self.client_memory, self.client_memory_dir, "client_memory", "client_memory_dir")
         self._share_seed()
         if self.local.control_variates and not demands(self.algorithm).control_variates:
             raise ValueError(
@@ -74,8 +75,7 @@ class Experiment:
     @property
     def buffer_size(self) -> int | None:
         """The method's buffer size M, or None for a user's own method without one."""
-        size = getattr(self.algorithm, "buffer_size", None)
-        return None if size is None else int(size)
+        return buffer_size_of(self.algorithm)
 
     @property
     def local_training(self) -> LocalTraining:
@@ -99,7 +99,7 @@ class Experiment:
             raise ValueError(
                 "privacy does not cover control variates: set algorithm.control_variates=false, or use another method"
             )
-        if self.privacy.where == "server" and defines(self.algorithm, "attached"):
+        if self.privacy.where == "server" and distils(self.algorithm):
             raise ValueError(
                 "privacy.where='server' protects the buffer but not FedEcho's teachers, which see every update: use 'client'"
             )
@@ -121,7 +121,7 @@ class Experiment:
 
 def check_clients(algorithm: Any, num_clients: int, concurrency: int) -> None:
     """Check a method's buffer size and client memory against the number of clients and the concurrency."""
-    buffer_size, expected_clients = getattr(algorithm, "buffer_size", None), _innermost(algorithm, "num_clients")
+    buffer_size, expected_clients = buffer_size_of(algorithm), _innermost(algorithm, "num_clients")
     if not 1 <= concurrency <= num_clients:
         raise ValueError(f"concurrency must be between 1 and task.num_clients = {num_clients}, got {concurrency}")
     if buffer_size is not None and buffer_size > concurrency:
@@ -140,7 +140,7 @@ def check_clients(algorithm: Any, num_clients: int, concurrency: int) -> None:
 
 def with_seed(part: Any, seed: int) -> Any:
     """Give a task or method the run's seed unless it has its own."""
-    unseeded = is_dataclass(part) and not isinstance(part, type) and getattr(part, "seed", seed) is None
+    unseeded = is_dataclass(part) and not isinstance(part, type) and isinstance(part, Seeded) and part.seed is None
     return replace(part, seed=seed) if unseeded else part
 
 
@@ -186,7 +186,7 @@ DEPTH = 2
 """How many levels of nested objects are inspected, not counting dataclass fields."""
 
 
-def described(value: Any) -> Any:
+def describe(value: Any) -> Any:
     """Describe a value as a tree that survives a JSON round trip.
 
     Class names come without their module, because a script's module is ``__main__`` only while it runs.
@@ -196,27 +196,27 @@ def described(value: Any) -> Any:
     if isinstance(value, float):
         return value if isfinite(value) else repr(value)  # nan is unequal even to itself
     if isinstance(value, list | tuple):
-        return [described(item) for item in value] if len(value) <= MOST_ITEMS else {"class": "list", "len": len(value)}
+        return [describe(item) for item in value] if len(value) <= MOST_ITEMS else {"class": "list", "len": len(value)}
     if isinstance(value, Mapping) and len(value) <= MOST_ITEMS and all(isinstance(key, str) for key in value):
-        return {key: described(child) for key, child in value.items()}
+        return {key: describe(child) for key, child in value.items()}
     tree: dict[str, Any] = {"class": type(value).__name__}
     if is_dataclass(value):
-        tree |= {f.name: described(getattr(value, f.name)) for f in fields(value) if f.repr}
+        tree |= {f.name: describe(getattr(value, f.name)) for f in fields(value) if f.repr}
     return tree
 
 
 def attributes(value: Any, path: str = "", depth: int = DEPTH, written: bool = True) -> dict[str, Any]:
-    """Collect what ``described`` leaves out, by dotted path: attributes of objects and classes, names and defaults of functions.
+    """Collect what ``describe`` leaves out, by dotted path: attributes of objects and classes, names and defaults of functions.
 
     Only public attributes with plain values: numbers, short texts and short lists. ``written`` means that the plain fields of
-    ``value`` are already in ``described``.
+    ``value`` are already in ``describe``.
     """
     found: dict[str, Any] = {}
     for name, child in _members(value).items():
         child_path = f"{path}.{name}" if path else name
         in_tree = written and _is_record(value)
         if _is_plain(child):
-            found |= {} if in_tree and name in _fields(value) else {child_path: described(child)}
+            found |= {} if in_tree and name in _fields(value) else {child_path: describe(child)}
         elif in_tree and _is_record(child):
             found |= attributes(child, child_path, depth)
         else:

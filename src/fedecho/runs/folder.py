@@ -13,15 +13,15 @@ from typing import Any
 from safetensors.torch import save
 from torch import Tensor
 
-from fedecho.algorithms.fedecho import Echo
+from fedecho.algorithms.fedecho import FedEchoState
 from fedecho.core.server import Server
 from fedecho.runs.config import ConfigError
 from fedecho.runs.experiment import Experiment
 from fedecho.runs.identity import check_same, is_finished, model_digest
-from fedecho.runs.record import RECORD, Line, Mark, Record, read_header
+from fedecho.runs.record import RECORD, JsonObject, Record, RecordPosition, read_header
 from fedecho.runs.record_schema import Header
 from fedecho.runs.summary import Summary, accuracies, last_scores
-from fedecho.storage.checkpoint import CheckpointError, Every, decode, load_checkpoint, remove_checkpoints
+from fedecho.storage.checkpoint import CheckpointError, SameTemplate, decode, load_checkpoint, remove_checkpoints
 from fedecho.storage.files import disk_full_at, make_private, open_own, write_atomically
 
 ADVICE = "start in a new folder"
@@ -29,13 +29,13 @@ ALGORITHM_STATE = "state"
 """The algorithm's part of a server's state. Its types are up to the algorithm and are not checked."""
 
 
-def restored(
+def restore_checkpoint(
     folder: Path,
     server: Server[Any],
     fresh: Mapping[str, Any],
     take: Callable[[Mapping[str, Any]], None],
     say: Callable[[str], None],
-) -> Mark | None:
+) -> RecordPosition | None:
     """Load the newest checkpoint, pass it to ``take``, and return its position in the record. None if there is no checkpoint.
 
     ``fresh`` is what a checkpoint of the newly built run would hold. The loaded one must have the same types.
@@ -44,12 +44,14 @@ def restored(
     if loaded is None:
         return None
     try:
-        tree = decode(*loaded, {"server": {"state": server.state, "models": Every(server.model)}})
+        tree = decode(*loaded, {"server": {"state": server.state, "models": SameTemplate(server.model)}})
         if tree["fingerprint"] != fresh["fingerprint"]:
             raise CheckpointError(f"the checkpoint in {folder} has another configuration than its record; {ADVICE}")
         _check_types(tree, fresh, "")
         take(tree)
-        return Mark(tree["position"], tree["record_sha256"], tree.get("record_others", 0))  # deployments do not sample
+        return RecordPosition(
+            tree["position"], tree["record_sha256"], tree.get("record_others", 0)
+        )  # deployments do not sample
     except CheckpointError:
         raise
     except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RuntimeError) as error:
@@ -132,7 +134,7 @@ def resumable(folder: Path) -> Header:
 
 
 @contextmanager
-def owned(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+def locked_folder(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
     """Create the folder (readable by its owner only) and lock it. The kernel releases the lock however this process ends."""
     existed = folder.exists()
     with disk_full_at(folder):
@@ -151,7 +153,7 @@ def owned(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
 
 
 @contextmanager
-def own_folder(base: Path) -> Iterator[Path]:
+def new_folder(base: Path) -> Iterator[Path]:
     """Create the first of NAME, NAME-2, NAME-3, ... that does not exist. Concurrent processes get different folders."""
     parent_existed = base.parent.exists()
     base.parent.mkdir(parents=True, exist_ok=True)
@@ -174,7 +176,7 @@ def unused_folder(base: Path, say: Callable[[str], None]) -> Iterator[Path]:
     with ExitStack() as stack:
         for folder in numbered(base):
             with suppress(FolderInUse):
-                stack.enter_context(owned(folder, say))
+                stack.enter_context(locked_folder(folder, say))
                 break
         yield folder
 
@@ -193,7 +195,7 @@ def is_tidy(folder: Path) -> bool:
 def tidy_finished(folder: Path, say: Callable[[str], None]) -> None:
     """Remove leftovers of a killed process from a finished run's folder."""
     if not is_tidy(folder):
-        with owned(folder, say):
+        with locked_folder(folder, say):
             remove_checkpoints(folder)
 
 
@@ -235,9 +237,9 @@ def _has_name(file: int, path: Path) -> bool:
         return False
 
 
-def summary_of(server: Server[Any], evaluations: Sequence[Line], **other_fields: Any) -> Summary:
+def summary_of(server: Server[Any], evaluations: Sequence[JsonObject], **other_fields: Any) -> Summary:
     """Build the summary from the server's counts and the evaluations. ``other_fields`` are its remaining fields."""
-    bank = server.state.bank if isinstance(server.state, Echo) else None
+    bank = server.state.bank if isinstance(server.state, FedEchoState) else None
     return Summary(
         num_versions=server.model.version,
         accepted=server.counts["accepted"],
@@ -253,7 +255,7 @@ def summary_of(server: Server[Any], evaluations: Sequence[Line], **other_fields:
     )
 
 
-def write_end(folder: Path, record: Record, named: Mapping[str, Tensor], summary: Summary) -> None:
+def finish_folder(folder: Path, record: Record, named: Mapping[str, Tensor], summary: Summary) -> None:
     """Write the model and the summary, then remove the checkpoints. A run that has a summary is finished."""
     record.sync()
     # Only one metadata entry: safetensors writes several in an order that differs between processes.

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedecho.core.task import defines
+from fedecho.core.task import counts_labels
 from fedecho.core.types import Weights
 from fedecho.runs.build import Simulation
 from fedecho.runs.config import ConfigError, completed, differences, to_config
-from fedecho.runs.experiment import Experiment, attributes, described
-from fedecho.runs.record import RECORD, Line, Record, read_header
+from fedecho.runs.experiment import Experiment, attributes, describe
+from fedecho.runs.record import RECORD, JsonObject, Record, read_header
 from fedecho.runs.record_schema import MODEL_FILES, Header
 from fedecho.runs.summary import is_finished as is_finished
 from fedecho.simulation.runtimes import ClientRuntimes
@@ -144,7 +144,7 @@ def check_same(folder: Path, experiment: Experiment) -> None:
         theirs = {name: value for name, value in header.items() if name in ours}
         parts, recorded = header.get("parts"), header.get("attributes")
         if parts is not None:
-            ours, theirs = ours | described(experiment), theirs | parts
+            ours, theirs = ours | describe(experiment), theirs | parts
         if recorded is not None:  # only the method's: a task may count calls or cache what it has read
             ours, theirs = ours | _of_method(attributes(experiment)), theirs | _of_method(recorded)
     else:
@@ -156,7 +156,7 @@ def check_same(folder: Path, experiment: Experiment) -> None:
     _check_trace(folder, experiment, header)
 
 
-def _of_method(values: Mapping[str, Any]) -> Line:
+def _of_method(values: Mapping[str, Any]) -> JsonObject:
     return {name: value for name, value in values.items() if name.startswith("algorithm.")}
 
 
@@ -213,7 +213,7 @@ def name_of(algorithm: Any) -> str:
     return str(named or type(algorithm).__name__)
 
 
-def config_of(experiment: Experiment) -> Line | None:
+def config_of(experiment: Experiment) -> JsonObject | None:
     """The experiment as a table, or None if it has a user's own classes, which cannot be serialized."""
     try:
         tree = to_config(experiment)
@@ -234,14 +234,14 @@ def _files_of(task: Any) -> dict[str, str]:
     return {MODEL_FILES: files} if isinstance(files, str) else {}
 
 
-def parts_of(experiment: Experiment, config: Line | None) -> Line:
+def parts_of(experiment: Experiment, config: JsonObject | None) -> JsonObject:
     """Header entries that describe an experiment without a configuration, because it has a user's own classes."""
     if config is not None:
         return {"parts": None}
-    return {"parts": described(experiment), "attributes": attributes(experiment)}
+    return {"parts": describe(experiment), "attributes": attributes(experiment)}
 
 
-def header_of(simulation: Simulation, config: Line | None, execution: Line) -> Line:
+def header_of(simulation: Simulation, config: JsonObject | None, execution: JsonObject) -> JsonObject:
     task, every = simulation.experiment.task, simulation.experiment.record_every or 1
     return {
         "format": 1,
@@ -265,7 +265,7 @@ def header_of(simulation: Simulation, config: Line | None, execution: Line) -> L
     }
 
 
-def _clients(task: Any, runtimes: ClientRuntimes) -> Line:
+def _clients(task: Any, runtimes: ClientRuntimes) -> JsonObject:
     """The clients' sizes, runtime classes and labels. Totals only if there are very many clients."""
     clients = range(task.num_clients)
     if len(clients) <= MOST_LISTED:
@@ -277,8 +277,9 @@ def _clients(task: Any, runtimes: ClientRuntimes) -> Line:
     return {"num_clients": len(clients), "num_examples": int(sizes.sum()), "examples_at": percentiles, "class_counts": counts}
 
 
-def _labels(task: Any) -> Line:
+def _labels(task: Any) -> JsonObject:
     """The label counts of each client, if the task has them."""
-    if not defines(task, "label_counts"):
-        return {}
-    return {"labels": [{str(k): int(n) for k, n in task.label_counts(c).items()} for c in range(task.num_clients)]}
+    clients = range(task.num_clients)
+    return (
+        {"labels": [{str(k): int(n) for k, n in task.label_counts(c).items()} for c in clients]} if counts_labels(task) else {}
+    )

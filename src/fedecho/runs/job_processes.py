@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 from fedecho.executors.worker_pool import WorkerError
 from fedecho.runs.run import Interrupted
 from fedecho.runs.run_stats import RunState
-from fedecho.runs.signals import STOP_SIGNALS, follow_parent, shortage, stop_signals
+from fedecho.runs.signals import STOP_SIGNALS, follow_parent, memory_shortage, stop_signals
 
 Say = Callable[[str], None]
 Report = Callable[[RunState], None]
@@ -186,7 +186,7 @@ class _JobPool(Generic[T]):
 
     def _failed(self, worker: _Worker, error: BaseException, where: BaseException) -> None:
         error.__cause__ = where
-        if shortage(error):
+        if memory_shortage(error):
             self._put_back(worker, error)
             self._retire(worker)
         else:
@@ -218,7 +218,7 @@ class _JobPool(Generic[T]):
         """Queue a job again that ran out of memory. If it ran alone, it would only fail again: stop."""
         if self.error is None and not worker.alone:
             fewer = sum(bool(other.label) for other in self.workers if other is not worker)
-            why = shortage(error) or "its process was killed, possibly out of memory"
+            why = memory_shortage(error) or "its process was killed, possibly out of memory"
             self.say(f"{worker.label}: {why}: will retry with {max(fewer, 1)} at a time")
             self.queue.append(worker.label)
         else:

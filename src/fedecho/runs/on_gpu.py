@@ -13,12 +13,12 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedecho.core.layout import BoundNetwork, Layout
-from fedecho.core.modules import copied, structure_of
+from fedecho.core.modules import copy_module, structure_of
 from fedecho.core.randomness import derive
-from fedecho.core.task import Task, defines, scores_of
+from fedecho.core.task import Task, can_move, defines, scores_of
 from fedecho.core.types import Weights
 from fedecho.distill.student import Student, student_for
-from fedecho.executors.executor import Bench, Executor, SerialExecutor
+from fedecho.executors.executor import Executor, JobRunner, SerialExecutor
 from fedecho.gpu import channel_ops
 from fedecho.gpu.capture import Capturable, Forward, Precision, compiled_update, forward_of
 from fedecho.gpu.distillation import CapturedStudent, DeviceModule, DeviceStudent, Forwards
@@ -145,7 +145,7 @@ class GpuParts:
 
 
 @dataclass(frozen=True)
-class MakeBench:
+class MakeJobRunner:
     """Builds a job runner on the first GPU that a worker sees. It is pickled to workers, so it holds settings and no tensors."""
 
     experiment: Experiment
@@ -153,12 +153,12 @@ class MakeBench:
     device: str | None = None
     """Device to use instead of that GPU."""
 
-    def __call__(self) -> Bench:
-        device = the_gpu() if self.device is None else torch.device(self.device)
+    def __call__(self) -> JobRunner:
+        device = select_gpu() if self.device is None else torch.device(self.device)
         settings = ExitStack()
         settings.enter_context(gpu_settings(self.precision, device))
         parts = GpuParts(self.experiment, self.precision, device, _on_stderr, serves=False)
-        return Bench(parts.network.layout, parts.executor(SLOTS, None), device, settings)
+        return JobRunner(parts.network.layout, parts.executor(SLOTS, None), device, settings)
 
 
 def _on_stderr(text: str) -> None:
@@ -173,12 +173,12 @@ SHARED: dict[Hashable, Forward] = {}
 
 def _forward(template: nn.Module, training: bool, target: _Target) -> Forward:
     precision, device = target
-    return forward_of(with_row_norm(copied(template)).to(device).train(training), precision)
+    return forward_of(with_row_norm(copy_module(template)).to(device).train(training), precision)
 
 
 def _inference(template: nn.Module, target: _Target) -> Forward | None:
     precision, device = target
-    return fused_inference(copied(template).to(device), precision.dtype, precision.compile)
+    return fused_inference(copy_module(template).to(device), precision.dtype, precision.compile)
 
 
 def forget_compiled() -> None:
@@ -190,12 +190,11 @@ def forget_compiled() -> None:
 
 
 def _on(task: Task, device: str, precision: Precision) -> Task:
-    if not defines(task, "on"):
+    if not can_move(task):
         raise ValueError(
             f"{type(task).__name__} cannot run on a GPU: it has no method on(device). Use --executor serial or pool."
         )
-    own: Any = task
-    placed: Any = own.on(device)
+    placed: Any = task.on(device)
     if defines(placed, "computing_in"):
         placed = placed.computing_in(precision.dtype)
     ready: Task = placed.in_few_shapes() if defines(placed, "in_few_shapes") else placed
@@ -220,7 +219,7 @@ MPS_CONTROL = "/tmp/nvidia-mps/control"  # noqa: S108
 """Default control socket of the MPS daemon."""
 
 
-def the_gpu() -> torch.device:
+def select_gpu() -> torch.device:
     """Start CUDA and return its current device; raise if it is missing, busy or computes wrong products."""
     # CUDA reads these when it starts. With only 8 connections, streams wait for each other; cuBLAS is deterministic only with
     # this workspace. Under MPS all processes share about a hundred connections: three with 32 each leave none for a fourth.

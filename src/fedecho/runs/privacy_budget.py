@@ -56,7 +56,7 @@ def reports(lines: Iterable[Mapping[str, Any]], *, lost_too: bool = False) -> Co
     return Counter(line["client"] for line in lines if line.get("status") in sent and line.get("dispatch", -1) >= 0)
 
 
-def spent(
+def privacy_spent(
     privacy: Privacy, lines: Iterable[Mapping[str, Any]], *, lost_too: bool = False, more: Mapping[int, int] | None = None
 ) -> Spent:
     """Compute each client's epsilon and the largest one. With very many clients, the number of clients per epsilon.

@@ -10,7 +10,7 @@ from fedecho.distill.distiller import Distiller
 from fedecho.learning.local import LocalTraining
 from fedecho.runs.experiment import Experiment
 from fedecho.simulation.runtimes import Runtimes
-from fedecho.storage.client_memory import Place
+from fedecho.storage.client_memory import MemoryPlace
 from fedecho.tasks.partition import DirichletPartitioner
 from fedecho.tasks.text.mathinstruct import MathInstructTask
 from fedecho.tasks.text.mrpc import MrpcTask
@@ -52,7 +52,7 @@ def _text(
     *,
     num_versions: int,
     eval_every: int,
-    memory: Place,
+    memory: MemoryPlace,
 ) -> Experiment:
     """Build a text recipe with the values and learning rates of the paper's appendix.
 

@@ -37,12 +37,12 @@ REJECTED_ONLY = ("reason", "code")
 EVALUATION, INITIAL = "evaluation", "initial evaluation"
 """Evaluation events. The initial one is of the untrained version 0; only deployments record it."""
 
-Line = dict[str, Any]
+JsonObject = dict[str, Any]
 """One JSON object of a record, or a table of a configuration."""
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class RecordPosition:
     """A position in a record at which a checkpoint was made, and the sha256 of everything before it."""
 
     position: int
@@ -67,13 +67,13 @@ class Record:
         return cls(io.BytesIO(), runtimes, every=every)
 
     @classmethod
-    def new(cls, folder: Path, runtimes: "ClientRuntimes", header: Line, every: int = 1) -> "Record":
+    def new(cls, folder: Path, runtimes: "ClientRuntimes", header: JsonObject, every: int = 1) -> "Record":
         line = json.dumps({"event": "header", **header}, separators=(",", ":"))
         write_atomically(folder / RECORD, line.encode() + b"\n")  # the file never exists without its header
         return cls.continued(folder, runtimes, None, every)
 
     @classmethod
-    def continued(cls, folder: Path, runtimes: "ClientRuntimes", mark: Mark | None, every: int = 1) -> "Record":
+    def continued(cls, folder: Path, runtimes: "ClientRuntimes", mark: RecordPosition | None, every: int = 1) -> "Record":
         """Reopen a record, truncated to ``mark`` (None: to its header). The rest of the run is replayed."""
         path = folder / RECORD
         file = open(path, "rb+", opener=open_own)  # noqa: SIM115 (Path.open has no opener; the record closes the file)
@@ -99,7 +99,7 @@ class Record:
             remaining -= len(chunk)
         return remaining == 0
 
-    def write(self, line: Line) -> None:
+    def write(self, line: JsonObject) -> None:
         data = json.dumps(line, separators=(",", ":")).encode() + b"\n"
         self._digest.update(data)
         with disk_full_at(self._path):
@@ -125,9 +125,11 @@ class Record:
         self._others += 1
         return (self._others - 1) % self._every == 0
 
-    def evaluation(self, version: int, time: float, scores: Mapping[str, float], costs: Line, event: str = EVALUATION) -> Line:
+    def evaluation(
+        self, version: int, time: float, scores: Mapping[str, float], costs: JsonObject, event: str = EVALUATION
+    ) -> JsonObject:
         """Write an evaluation's scores, with those of single classes as one list, and the measured ``costs``."""
-        line: Line = {"event": event, "version": version, "time": time}
+        line: JsonObject = {"event": event, "version": version, "time": time}
         line |= {name: score for name, score in scores.items() if name not in line and not name.startswith(OF_CLASS)}
         of_class = [rounded(score, 4) for name, score in scores.items() if name.startswith(OF_CLASS)]
         if of_class:
@@ -137,8 +139,8 @@ class Record:
         self.flush()
         return line
 
-    def _arrival(self, time: float, receipt: "Receipt") -> Line:
-        line: Line = {"event": "arrival", "time": rounded(time), "client": receipt.client, "status": receipt.status}
+    def _arrival(self, time: float, receipt: "Receipt") -> JsonObject:
+        line: JsonObject = {"event": "arrival", "time": rounded(time), "client": receipt.client, "status": receipt.status}
         if receipt.reason:
             line["reason"] = receipt.reason
         if receipt.code:
@@ -151,13 +153,13 @@ class Record:
             line = _numbers(metrics) | line | {"norm": rounded(receipt.norm)}
         return line
 
-    def sync(self) -> Mark:
+    def sync(self) -> RecordPosition:
         """Flush everything to disk and return the current position."""
         with disk_full_at(self._path):
             self._file.flush()
             if not isinstance(self._file, io.BytesIO):
                 os.fsync(self._file.fileno())
-        return Mark(self._file.tell(), self._digest.hexdigest(), self._others)
+        return RecordPosition(self._file.tell(), self._digest.hexdigest(), self._others)
 
     def flush(self) -> None:
         with disk_full_at(self._path):
@@ -168,7 +170,7 @@ class Record:
         with suppress(DiskFullError), disk_full_at(self._path):
             self._file.close()
 
-    def lines(self) -> Iterator[Line]:
+    def lines(self) -> Iterator[JsonObject]:
         """Iterate over all lines so far. Nothing may be written before the iteration is complete."""
         self.flush()
         end = self._file.tell()
@@ -180,7 +182,7 @@ class Record:
             self._file.seek(end)
 
 
-def read_record(folder: Path, position: int = 0) -> Iterator[Line]:
+def read_record(folder: Path, position: int = 0) -> Iterator[JsonObject]:
     """Iterate over the lines of a run's record from ``position`` on. An incomplete last line, left by a crash, is skipped."""
     path = folder / RECORD
     offset = 0
@@ -204,9 +206,9 @@ def _lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
         yield line
 
 
-def _parsed(line: bytes, path: Path, number: int) -> Line:
+def _parsed(line: bytes, path: Path, number: int) -> JsonObject:
     try:
-        parsed: Line = loaded(line)
+        parsed: JsonObject = loaded(line)
     except ValueError:
         parsed = {}
     if type(parsed) is not dict or "event" not in parsed:
@@ -239,7 +241,7 @@ def arrivals_digest(lines: Iterator[Mapping[str, Any]]) -> str:
     return digest.hexdigest()
 
 
-def collecting_evaluations(lines: Iterator[Line], evaluations: list[Line]) -> Iterator[Line]:
+def collecting_evaluations(lines: Iterator[JsonObject], evaluations: list[JsonObject]) -> Iterator[JsonObject]:
     """Pass lines through and append the evaluations to a list, so that a long record is read once and never held in memory."""
     for line in lines:
         if line["event"] == "evaluation":
@@ -247,7 +249,7 @@ def collecting_evaluations(lines: Iterator[Line], evaluations: list[Line]) -> It
         yield line
 
 
-def _numbers(metrics: Mapping[str, Any]) -> Line:
+def _numbers(metrics: Mapping[str, Any]) -> JsonObject:
     """The finite numbers among the metrics of a client or a method."""
     return {key: rounded(value) for key, value in metrics.items() if isinstance(value, int | float) and isfinite(value)}
 

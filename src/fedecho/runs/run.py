@@ -15,12 +15,12 @@ from fedecho.executors.worker import refuse_while_importing
 from fedecho.runs.build import Simulation, assembled, one_thread
 from fedecho.runs.config import ConfigError, fingerprint, from_config
 from fedecho.runs.evaluation import Evaluator, TimedTransport
-from fedecho.runs.execution import DeviceName, Execution, ExecutorName, as_before, check_same_arithmetic
+from fedecho.runs.execution import DeviceName, Execution, ExecutorName, check_same_arithmetic, resume_options
 from fedecho.runs.experiment import Experiment
-from fedecho.runs.folder import check_folder, owned, restored, resumable, summary_of, write_end
+from fedecho.runs.folder import check_folder, finish_folder, locked_folder, restore_checkpoint, resumable, summary_of
 from fedecho.runs.identity import check_inputs, check_software, config_of, header_of, name_of, note_software, notes_of
-from fedecho.runs.privacy_budget import check_accountant, spent
-from fedecho.runs.record import RECORD, Line, Mark, Record, arrivals_digest, collecting_evaluations, read_header
+from fedecho.runs.privacy_budget import check_accountant, privacy_spent
+from fedecho.runs.record import RECORD, JsonObject, Record, RecordPosition, arrivals_digest, collecting_evaluations, read_header
 from fedecho.runs.run_stats import StalenessCounter, StallGuard, Watch
 from fedecho.runs.signals import stop_signals
 from fedecho.runs.summary import Summary
@@ -28,7 +28,7 @@ from fedecho.storage.checkpoint import save_checkpoint
 from fedecho.storage.files import DiskFullError
 
 CHECKPOINT_S = 30.0
-START = Mark(0, None)
+START = RecordPosition(0, None)
 SAME_EXECUTOR = "omit --executor to resume with the same one, or start in another folder"
 
 
@@ -41,7 +41,7 @@ class Result:
     """A finished run."""
 
     summary: Summary
-    evaluations: list[Line]
+    evaluations: list[JsonObject]
     weights: Weights
     named: dict[str, Tensor]
     folder: Path | None
@@ -86,7 +86,7 @@ def simulate(
     with ExitStack() as stack:
         if folder is not None:
             check_folder(folder, experiment, resume)
-            stack.enter_context(owned(folder, say))
+            stack.enter_context(locked_folder(folder, say))
             check_folder(folder, experiment, resume)  # again, under the lock
             if resume:
                 check_same_arithmetic(folder, read_header(folder)["execution"], execution, SAME_EXECUTOR)
@@ -110,7 +110,7 @@ def resume(folder: Path | str, experiment: Experiment | None = None, **options: 
             raise ConfigError(f"{folder} used your own task or method: resume it from Python with resume(folder, experiment)")
         experiment = from_config(header["config"])
     if "device" in header["execution"]:
-        options = as_before(header["execution"], options.get("executor")) | options
+        options = resume_options(header["execution"], options.get("executor")) | options
     return simulate(experiment, out=folder, resume=True, **options)
 
 
@@ -167,7 +167,7 @@ class _Run:
             self.config = header["config"]  # for the fingerprint of its checkpoints: an older fedecho has fewer settings
             execution.check_same_kernels(self.folder, header["execution"])
             check_inputs(self.folder, header.get("inputs") or {}, self.simulation.inputs)
-            mark = restored(self.folder, self.simulation.server, self._state(START), self._restore, say)
+            mark = restore_checkpoint(self.folder, self.simulation.server, self._state(START), self._restore, say)
             if mark is None:
                 say(f"no checkpoint in {self.folder} yet: starting from the beginning")
             self.record = Record.continued(self.folder, runtimes, mark, every)
@@ -225,7 +225,7 @@ class _Run:
         self.saved_at = time.perf_counter()
         self.save_cost_s = self.saved_at - began
 
-    def _state(self, mark: Mark) -> dict[str, Any]:
+    def _state(self, mark: RecordPosition) -> dict[str, Any]:
         """The content of a checkpoint, with the record at ``mark``."""
         return {
             "fingerprint": self._fingerprint,
@@ -268,7 +268,7 @@ class _Run:
     def _result(self) -> Result:
         simulation, server = self.simulation, self.simulation.server
         experiment, named = simulation.experiment, simulation.named(server.model.weights)
-        evaluations: list[Line] = []
+        evaluations: list[JsonObject] = []
         arrivals_sha256 = arrivals_digest(collecting_evaluations(self.record.lines(), evaluations))
         summary = summary_of(
             server,
@@ -280,10 +280,10 @@ class _Run:
             real_s=round(self.real_s, 3),
             arrivals_sha256=arrivals_sha256,
             notes=notes_of(experiment.task),
-            privacy=spent(experiment.privacy, self.record.lines()) if experiment.privacy.on else None,
+            privacy=privacy_spent(experiment.privacy, self.record.lines()) if experiment.privacy.on else None,
             record_every=experiment.record_every or 1,
             **self.staleness.summary_fields(),
         )
         if self.folder is not None:
-            write_end(self.folder, self.record, named, summary)
+            finish_folder(self.folder, self.record, named, summary)
         return Result(summary, evaluations, server.model.weights, named, self.folder)

@@ -14,8 +14,8 @@ from fedecho.core.server import Receipt
 from fedecho.core.types import CLIENT_FAILED
 from fedecho.runs.config import ConfigError
 from fedecho.runs.experiment import Experiment
-from fedecho.runs.record import RECORD, Line, read_header, read_record, rounded
-from fedecho.simulation.forecast import most_fruitless
+from fedecho.runs.record import RECORD, JsonObject, read_header, read_record, rounded
+from fedecho.simulation.forecast import stall_limit
 
 
 @dataclass
@@ -71,7 +71,7 @@ class StallGuard:
 
     def __init__(self, experiment: Experiment) -> None:
         self.refused = self.not_finite = self.fruitless = 0
-        self._most_fruitless = most_fruitless(experiment.task.num_clients)
+        self._most_fruitless = stall_limit(experiment.task.num_clients)
         self._most_refused = max(MAX_REFUSED, 10 * experiment.concurrency)
 
     def see(self, receipt: Receipt) -> None:
@@ -92,7 +92,7 @@ class StallGuard:
             )
 
 
-class Failures:
+class FailureGuard:
     """Aborts a deployed run in which every connected client fails. Clients that may still answer are waited for.
 
     A few failures of one kind are enough if the clients cause them: a rejected update, or an error in the client app. Lost
@@ -178,7 +178,7 @@ class RunState:
         self.version, self.time, self.evaluated = version, now, ""
         self._score(scores.get("accuracy"))
 
-    def recall(self, line: Line) -> None:
+    def recall(self, line: JsonObject) -> None:
         """Count a line of the record from before the run was stopped."""
         if line["event"] == "arrival":
             self._count(line["status"], line.get("staleness", 0), line.get("class", ""))
@@ -225,13 +225,13 @@ def clock(seconds: float) -> str:
     return f"{seconds / 3600:6.2f} h"
 
 
-def _is_of(line: Line, moment: Moment) -> bool:
+def _is_of(line: JsonObject, moment: Moment) -> bool:
     receipt = moment.receipt
     key = (line["event"], line.get("dispatch", -1), line.get("client"), line.get("time"))
     return key == ("arrival", receipt.dispatch, receipt.client, rounded(moment.time))
 
 
-class Following:
+class ProgressWatch:
     """A watch that updates a ``RunState`` and passes it to ``show``. The runtime classes come from the run's header.
 
     The past of a resumed run comes from its record, which has only a part of it if it is sampled (``record_every``).

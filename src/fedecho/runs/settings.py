@@ -5,7 +5,7 @@ from textwrap import shorten
 from tomllib import TOMLDecodeError
 from typing import Any
 
-from fedecho.storage.user_files import MAX_DEPTH, TomlError, parsed
+from fedecho.storage.user_files import MAX_DEPTH, TomlError, parse_toml
 from fedecho.tasks.text import mathinstruct, mrpc
 from fedecho.tasks.vision.unlabeled import NAMED
 
@@ -34,7 +34,7 @@ def setting_of(text: str) -> dict[str, Any]:
     if len(parts) > MAX_DEPTH:
         raise TomlError(f"--set needs a key of at most {MAX_DEPTH} parts, got one of {len(parts)}")
     try:
-        table: Any = parsed(f"{VALUE} = {value.strip()}")[VALUE]
+        table: Any = parse_toml(f"{VALUE} = {value.strip()}")[VALUE]
     except TOMLDecodeError:
         table = value.strip()
     except TomlError as error:

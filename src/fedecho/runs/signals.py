@@ -20,7 +20,7 @@ class ShortageError(ValueError):
     """A resource is exhausted by other processes. A retry may succeed later."""
 
 
-def shortage(error: BaseException) -> str:
+def memory_shortage(error: BaseException) -> str:
     """One line about an out-of-memory error. Empty for all other errors."""
     if isinstance(error, ShortageError):
         return str(error)

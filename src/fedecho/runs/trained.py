@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from fedecho.core.layout import Layout
-from fedecho.core.modules import copied
+from fedecho.core.modules import copy_module
 from fedecho.core.randomness import derive
 from fedecho.core.task import Saves
 from fedecho.runs.config import ConfigError, from_config
@@ -66,7 +66,7 @@ def _loaded(folder: Path, experiment: Experiment | None) -> tuple[Any, nn.Module
     if not is_finished(folder):
         raise ConfigError(f"{folder} holds an unfinished run: continue it with `fedecho resume {folder}`")
     check_same(folder, experiment)
-    module = copied(experiment.task.network(derive(experiment.seed, "network")))
+    module = copy_module(experiment.task.network(derive(experiment.seed, "network")))
     layout = Layout.of(module)
     try:
         weights = layout.flatten(load_file(folder / MODEL))

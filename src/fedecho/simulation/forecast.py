@@ -80,7 +80,7 @@ def forecast(
         fruitless = 0 if accepted else fruitless + 1
         if accepted:
             answered.add(moment.receipt.dispatch)
-        return fruitless > most_fruitless(num_clients)
+        return fruitless > stall_limit(num_clients)
 
     executor = SerialExecutor(lambda job: ClientUpdate(job.dispatch.client, job.dispatch.model.version, nothing, nothing, 1, 1))
     drive(
@@ -93,6 +93,6 @@ def forecast(
     return Forecast(answered, server.versions.peak_alive)
 
 
-def most_fruitless(num_clients: int) -> int:
+def stall_limit(num_clients: int) -> int:
     """Return the number of consecutive messages without an update after which a run is considered stalled."""
     return 10_000 + 20 * num_clients

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedecho.core.randomness import below, numpy_rng, uniform
 from fedecho.core.ranges import Factor, check_ranges, positive, share
-from fedecho.storage.user_files import GIB, FileError, opened
+from fedecho.storage.user_files import GIB, FileError, open_regular
 
 UNKNOWN = 255
 """Code of a client whose class has not been drawn yet."""
@@ -175,7 +175,7 @@ def read_trace(path: Path, num_clients: int) -> Trace:
     """Read a trace file. Errors name the file and the line."""
     clients, runtimes = array("q"), array("d")
     try:
-        with TextIOWrapper(opened(path, GIB), encoding="utf-8-sig", newline="") as file:
+        with TextIOWrapper(open_regular(path, GIB), encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, skipinitialspace=True)
             if not {"client", "runtime_s"} <= set(reader.fieldnames or ()):
                 raise ValueError(f"{path}: the header must contain the columns client,runtime_s, got {reader.fieldnames}")

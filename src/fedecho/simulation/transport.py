@@ -12,14 +12,14 @@ from fedecho.executors.executor import Executor, Job
 from fedecho.simulation.events import Event, EventQueue
 from fedecho.simulation.faults import Faults
 from fedecho.simulation.runtimes import ClientRuntimes
-from fedecho.storage.client_memory import ClientMemory, Place, check_folder
+from fedecho.storage.client_memory import ClientMemory, MemoryPlace, check_folder
 
 DROPPED = "client dropped out"
-Sent = Callable[[Dispatch, ClientUpdate], ClientUpdate]
+UpdateTransform = Callable[[Dispatch, ClientUpdate], ClientUpdate]
 """Transforms a client's update before it is sent, for privacy noise or an attack."""
 
 
-def as_it_is(dispatch: Dispatch, update: ClientUpdate) -> ClientUpdate:
+def unchanged(dispatch: Dispatch, update: ClientUpdate) -> ClientUpdate:
     """Send the update unchanged."""
     return update
 
@@ -39,9 +39,9 @@ class VirtualTransport:
         num_clients: int,
         seed: int,
         faults: Faults | None = None,
-        client_memory: Place = "cpu",
+        client_memory: MemoryPlace = "cpu",
         client_memory_dir: str | None = None,
-        sent: Sent = as_it_is,
+        sent: UpdateTransform = unchanged,
     ) -> None:
         self.executor = executor
         self._outgoing = sent
@@ -52,7 +52,7 @@ class VirtualTransport:
         self.queue = EventQueue()
         self.open: dict[int, Dispatch] = {}
         check_folder(client_memory_dir, "client_memory_dir")
-        self._client_memory: Place = client_memory
+        self._client_memory: MemoryPlace = client_memory
         self._client_memory_dir = client_memory_dir
         self._controls: ClientMemory | None = None
         if self.faults.has_spells:

@@ -195,7 +195,7 @@ def _home(template: Any) -> torch.device | None:
     return next((device for value in values if (device := _home(value)) is not None), None)
 
 
-class Every(dict[Any, Any]):
+class SameTemplate(dict[Any, Any]):
     """A dict of templates with the same template for every key."""
 
     def __init__(self, template: Any) -> None:

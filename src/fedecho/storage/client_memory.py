@@ -67,13 +67,13 @@ class MappedFile:
                 block.madvise(mmap.MADV_DONTNEED)
 
 
-Place = Literal["device", "cpu", "file"]
+MemoryPlace = Literal["device", "cpu", "file"]
 PLACES = ("device", "cpu", "file")
 BLOCK_BYTES = 32 * 2**20
 """The size of a block of rows in main memory, which therefore grows without copying, and of a checkpoint's copies."""
 
 
-def check_place(place: Place | None, folder: str | None, place_name: str, folder_name: str) -> None:
+def check_memory_place(place: MemoryPlace | None, folder: str | None, place_name: str, folder_name: str) -> None:
     """Raise if a folder is given without a file. The folder itself is checked on the machine that uses it."""
     if folder is not None and place != "file":
         raise ValueError(f"{folder_name} is only used with {place_name} = 'file': set both, or leave {folder_name} out")
@@ -90,7 +90,7 @@ class ClientMemory:
         self,
         num_clients: int,
         like: Tensor,
-        place: Place = "device",
+        place: MemoryPlace = "device",
         folder: str | None = None,
         dtype: torch.dtype = torch.float32,
         setting: str = "memory_dir",
@@ -178,7 +178,7 @@ class ClientMemory:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ClientMemory":
         """Copy all rows. File-backed rows are copied to main memory."""
-        place: Place = "cpu" if self._file is not None else "device" if self._device == self._home else "cpu"
+        place: MemoryPlace = "cpu" if self._file is not None else "device" if self._device == self._home else "cpu"
         like = torch.empty(self._size, dtype=self._dtype, device=self._home)
         return ClientMemory(self._num_clients, like, place, dtype=self._dtype).from_tree(self.to_tree())
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedecho.storage.user_files import opened
+from fedecho.storage.user_files import open_regular
 
 FULL = {ENOSPC, EDQUOT, EFBIG}
 """No space left, quota exceeded, and file larger than the file system or the process allows."""
@@ -62,7 +62,7 @@ def file_sha256(path: Path) -> str:
 
 @cache
 def _digest(path: Path, changed_ns: int) -> str:
-    with opened(path) as file:
+    with open_regular(path) as file:
         return file_digest(file, "sha256").hexdigest()
 
 

@@ -34,7 +34,7 @@ def check_file(path: Path, most_bytes: int | None = None) -> Path:
     return path
 
 
-def opened(path: Path, most_bytes: int | None = None) -> BufferedReader:
+def open_regular(path: Path, most_bytes: int | None = None) -> BufferedReader:
     """Open a regular file for reading. Anything else is rejected: a pipe would block, a device may be endless."""
     check_file(path, most_bytes)
     try:
@@ -52,7 +52,7 @@ def opened(path: Path, most_bytes: int | None = None) -> BufferedReader:
 def read_bytes(path: Path, most_bytes: int = GIB) -> bytes:
     """Read a whole regular file. The limit is checked while reading too, as files in /proc report no size."""
     try:
-        with opened(path, most_bytes) as file:
+        with open_regular(path, most_bytes) as file:
             content = file.read(most_bytes + 1)
     except OSError as error:
         raise _file_error(path, error) from None
@@ -104,14 +104,14 @@ def read_toml(path: Path, hint: str = "") -> dict[str, Any]:
     except FileError as error:
         raise TomlError(f"there is no file {path}{hint}" if error.missing else str(error)) from None
     try:
-        return parsed(content.decode("utf-8"))
+        return parse_toml(content.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise TomlError(f"cannot read {path}: {error}") from None
     except ValueError as error:
         raise TomlError(f"{path}: {error}") from None
 
 
-def parsed(text: str) -> dict[str, Any]:
+def parse_toml(text: str) -> dict[str, Any]:
     """Parse TOML text. Raise a ValueError if it is invalid or nested too deeply."""
     if DOTTED.search(PLAIN.sub(" x ", text)):
         raise TomlError(f"a key has more than {MAX_DEPTH} parts")

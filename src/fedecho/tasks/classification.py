@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedecho.core.randomness import global_rng
-from fedecho.core.task import at
+from fedecho.core.task import report_progress
 
 
 def seeded(seed: int, make: Callable[[], nn.Module]) -> nn.Module:
@@ -28,7 +28,7 @@ def top1(module: nn.Module, images: Tensor, labels: Tensor, chunk: int = 1000) -
 def chunks(images: Tensor, chunk: int) -> Iterator[Tensor]:
     """Yield the images in chunks and report progress."""
     for start in range(0, len(images), chunk):
-        at(start, len(images))
+        report_progress(start, len(images))
         yield images[start : start + chunk]
 
 

@@ -29,10 +29,10 @@ class MissingDataError(ValueError):
 
 def data_folder(data_dir: Path | None = None) -> Path:
     """Return the folder that contains all datasets."""
-    return at_home(Path(data_dir or os.environ.get(VARIABLE) or "data"))
+    return expand_home(Path(data_dir or os.environ.get(VARIABLE) or "data"))
 
 
-def at_home(path: Path) -> Path:
+def expand_home(path: Path) -> Path:
     """Expand ~ and ~user."""
     try:
         return path.expanduser()
@@ -63,7 +63,7 @@ def find_model(name: str, data_dir: Path | None = None) -> str:
     """Return the folder of saved weights, here or in the data folder; else the name itself if it can be a hub name."""
     inside, hub_name = data_folder(data_dir), HUB_NAME.fullmatch(name)
     copies = [inside / Path(name).name] if hub_name else []  # a missing path is a mistake, not a name to look up elsewhere
-    for folder in (at_home(Path(name)), inside / name, *copies):
+    for folder in (expand_home(Path(name)), inside / name, *copies):
         if folder.is_dir():
             return str(folder)
     if hub_name:

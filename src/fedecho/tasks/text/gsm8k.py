@@ -12,7 +12,7 @@ from weakref import proxy
 import torch
 from torch import Tensor, nn
 
-from fedecho.core.task import at
+from fedecho.core.task import report_progress
 from fedecho.tasks.text.batches import Ragged
 from fedecho.tasks.text.pretrained import library, stop_tokens
 from fedecho.tasks.text.readers import LineError, WorkedExample
@@ -95,7 +95,7 @@ def standard_error(share: float, num: int) -> float:
 
 
 @dataclass(frozen=True)
-class Breaks:
+class ProgressReporter:
     """A stopping criterion that never stops a text: it reports the progress of the evaluation after every token."""
 
     done: int
@@ -104,7 +104,7 @@ class Breaks:
     total: int
 
     def __call__(self, tokens: Tensor, scores: Any, **options: Any) -> Tensor:
-        at(self.done + int(self.by_token * (tokens.shape[1] - self.width)), self.total)
+        report_progress(self.done + int(self.by_token * (tokens.shape[1] - self.width)), self.total)
         return torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
 
 
@@ -122,7 +122,7 @@ def greedy_answers(
     done = 0
     for rows in ragged.lengths.argsort(descending=True, stable=True).split(batch_size):
         ids, mask = ragged.padded(rows, tokenizer.pad_token_id, left=True)
-        progress = Breaks(done, len(rows) / max_new_tokens, ids.shape[1], len(prompts))
+        progress = ProgressReporter(done, len(rows) / max_new_tokens, ids.shape[1], len(prompts))
         cache = static_cache(model, ids.shape[1] + max_new_tokens)
         cache_option = {} if cache is None else {"past_key_values": cache}
         with torch.no_grad():

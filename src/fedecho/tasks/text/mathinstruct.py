@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedecho.core.ranges import NumClients, Seed, at_least, check_ranges, positive
-from fedecho.core.task import at
+from fedecho.core.task import report_progress
 from fedecho.tasks.classification import seeded
 from fedecho.tasks.partition import DirichletPartitioner, Partitioner, Parts, as_parts
 from fedecho.tasks.text.adapters import ALL_LINEAR, check_lora, lean, merged, with_lora
@@ -23,7 +23,7 @@ from fedecho.tasks.text.pretrained import (
     files_of,
     language_model,
     load_tokenizer,
-    longest,
+    max_input_tokens,
     model_folder,
     save_pretrained,
     supports_packing,
@@ -231,7 +231,7 @@ class MathInstructTask:
         total, order = 0.0, self._test_spans.tokens.lengths.argsort(stable=True)
         with torch.no_grad():
             for number, rows in enumerate(order.split(LOSS_CHUNK)):
-                at(number * LOSS_CHUNK, len(order))
+                report_progress(number * LOSS_CHUNK, len(order))
                 batch = self._test_spans.batch(rows)
                 total += float(cross_entropy(self._logits(module, batch), batch.targets, reduction="sum"))
         return total / int(self._test_spans.counts.sum())
@@ -250,7 +250,7 @@ class MathInstructTask:
 
     @cached_property
     def _max_tokens(self) -> int:
-        return checked_max_length(self.max_length, longest(self._folder, self._chat.tokenizer))
+        return checked_max_length(self.max_length, max_input_tokens(self._folder, self._chat.tokenizer))
 
     @cached_property
     def _split(self) -> tuple[list[WorkedExample], list[WorkedExample]]:
@@ -272,7 +272,7 @@ class MathInstructTask:
     @cached_property
     def _prompts(self) -> list[list[int]]:
         prompts = self._chat.tokens([self._chat.question(each.question) for each in self._test_set])
-        limit = longest(self._folder, self._chat.tokenizer)
+        limit = max_input_tokens(self._folder, self._chat.tokenizer)
         for text, prompt in zip(self._test_set, prompts, strict=True):
             if len(prompt) + self.max_new_tokens > limit:
                 total = f"{len(prompt)} tokens and task.max_new_tokens = {self.max_new_tokens}"

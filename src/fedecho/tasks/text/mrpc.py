@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from fedecho.core.randomness import numpy_rng
 from fedecho.core.ranges import NumClients, Seed, at_least, check_ranges
-from fedecho.core.task import at
+from fedecho.core.task import report_progress
 from fedecho.gpu.streams import to_device
 from fedecho.tasks.classification import seeded
 from fedecho.tasks.partition import DirichletPartitioner, Partitioner, Parts, as_parts
@@ -23,7 +23,7 @@ from fedecho.tasks.text.pretrained import (
     classifier,
     files_of,
     load_tokenizer,
-    longest,
+    max_input_tokens,
     model_folder,
     save_pretrained,
     uses_token_types,
@@ -154,7 +154,7 @@ class MrpcTask:
 
     def _dev_batches(self) -> Iterator[tuple[Inputs, Tensor]]:
         for number, batch in enumerate(self._dev):
-            at(number, len(self._dev))
+            report_progress(number, len(self._dev))
             yield batch
 
     def _forward(self, module: nn.Module, inputs: Inputs) -> Tensor:
@@ -176,7 +176,7 @@ class MrpcTask:
 
     @cached_property
     def _max_tokens(self) -> int:
-        return checked_max_length(self.max_length, longest(self._folder, self._tokenizer))
+        return checked_max_length(self.max_length, max_input_tokens(self._folder, self._tokenizer))
 
     @cached_property
     def _train_pairs(self) -> list[SentencePair]:

@@ -18,7 +18,7 @@ from fedecho.storage.user_files import check_file
 
 FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 CONFIG = "config.json"
-WORDS = (
+TOKENIZER_FILES = (
     "tokenizer*",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -100,7 +100,7 @@ def files_of(folder: Path) -> str:
     """
     cached = folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--")
     commit = f"hub commit {folder.name}, " if cached and COMMIT.fullmatch(folder.name) else ""
-    words = sorted({path for pattern in WORDS for path in folder.glob(pattern) if path.is_file()})
+    words = sorted({path for pattern in TOKENIZER_FILES for path in folder.glob(pattern) if path.is_file()})
     return f"{commit}{_digest([folder / CONFIG, *sorted(folder.glob('*.safetensors'))])}, tokenizer {_digest(words)}"
 
 
@@ -138,7 +138,7 @@ def load_tokenizer(folder: Path, pad_token: str | None = None) -> Any:
     return tokenizer
 
 
-def longest(folder: Path, tokenizer: Any) -> int:
+def max_input_tokens(folder: Path, tokenizer: Any) -> int:
     """Return the model's maximum number of input tokens; a missing limit, or one below 1, means no limit."""
     config = _config(folder).get_text_config()
     limits = [getattr(config, name, None) or 0 for name in ("max_position_embeddings", "n_positions")]

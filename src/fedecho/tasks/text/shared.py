@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from fedecho.storage.files import file_sha256
-from fedecho.tasks.data_files import at_home, find, find_model
+from fedecho.tasks.data_files import expand_home, find, find_model
 from fedecho.tasks.text.pretrained import OWN_TOKENIZER, num_tokens
 from fedecho.tasks.text.readers import LineError
 
@@ -91,7 +91,7 @@ def file_of(setting: str, given: str, known: dict[str, tuple[str, str]], data_di
     if given in known:
         name, file = known[given]
         return find(name, None if data_dir is None else Path(data_dir)) / file
-    own = at_home(Path(given))
+    own = expand_home(Path(given))
     if not own.exists():
         close = get_close_matches(given, known, n=1)
         if close and not own.suffix:
@@ -110,7 +110,7 @@ def resolve_model(model: str, data_dir: str | None) -> str:
     """Return the folder or hub name of ``task.model``; raise if it cannot be either."""
     if not model.strip():
         raise ValueError("task.model is empty: set it to the folder of a saved model or to a hub name (owner/model)")
-    if at_home(Path(model)).is_file():
+    if expand_home(Path(model)).is_file():
         raise ValueError(f"task.model {model} is a file: set it to the folder that the model was saved to")
     return find_model(model, None if data_dir is None else Path(data_dir))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedecho.storage.user_files import FileError, opened, read_bytes
+from fedecho.storage.user_files import FileError, open_regular, read_bytes
 from fedecho.tasks.data_files import MissingDataError, remedy
 from fedecho.tasks.vision.images import Images, Labels, Pixels
 
@@ -109,7 +109,7 @@ def _pickled(path: Path, spec: FileFormat) -> tuple[Pixels, Labels]:
 
 def _unpickled(path: Path) -> Any:
     try:
-        with opened(path, MAX_BYTES) as file:
+        with open_regular(path, MAX_BYTES) as file:
             return _ArrayUnpickler(file, encoding="bytes").load()
     except (OSError, FileError):
         raise

@@ -13,8 +13,8 @@ import numpy as np
 
 from fedecho.core.randomness import numpy_rng
 from fedecho.storage.files import file_sha256
-from fedecho.storage.user_files import MIB, FileError, check_file, opened, read_bytes
-from fedecho.tasks.data_files import FOLDERS, MissingDataError, at_home, data_folder, remedy
+from fedecho.storage.user_files import MIB, FileError, check_file, open_regular, read_bytes
+from fedecho.tasks.data_files import FOLDERS, MissingDataError, data_folder, expand_home, remedy
 from fedecho.tasks.vision.cifar_files import read_cifar10, read_cifar100
 from fedecho.tasks.vision.images import Images, Pixels, Rows, cropped_and_resized, map_stl10
 
@@ -75,7 +75,7 @@ def read_unlabeled(source: str, data_dir: Path | None, num: int, seed: int, size
         raise ValueError(f"the number of unlabeled images must be at least 1, got {num}")
     if not source.strip():
         raise ValueError(f"task.unlabeled is empty: set it to one of {', '.join(NAMED)}, a folder of images or a .npy file")
-    pool = _named(source, data_folder(data_dir)) if source in NAMED else _at(at_home(Path(source)))
+    pool = _named(source, data_folder(data_dir)) if source in NAMED else _at(expand_home(Path(source)))
     if num > pool.num:
         note = "" if pool.provenance == source else f" ({pool.provenance})"
         raise ValueError(f"task.num_unlabeled is {num}, but {source} has {pool.num} images{note}")
@@ -133,7 +133,7 @@ def _array_file(path: Path, provenance: str) -> ImagePool:
 
 def _check_header(path: Path) -> None:
     """Check that the file is large enough for its header's shape: numpy would map any size, even a negative one."""
-    with opened(path) as file:
+    with open_regular(path) as file:
         version = np.lib.format.read_magic(file)
         if version not in HEADER_READERS:
             raise ValueError(f"its format is {version[0]}.{version[1]}: save it again with numpy.save")
