@@ -197,6 +197,15 @@ def test_what_most_clients_send_is_usual_however_large_it_is(part: str) -> None:
 
 
 @pytest.mark.parametrize("part", PARTS)
+def test_a_client_without_others_is_compared_with_nobody(part: str) -> None:
+    """A run of one client, as a baseline, on inputs that nobody scaled; what is not finite is refused all the same."""
+    server = make_server(algorithm=FedBuff(buffer_size=500), num_clients=1, concurrency=1)
+    size, _ = PARTS[part]
+    assert [offered(server, 0, **{part: far(size, 1e6)}) for _ in range(15)] == [""] * 15
+    assert offered(server, 0, **{part: far(size, float("nan"))}) == "not finite"
+
+
+@pytest.mark.parametrize("part", PARTS)
 def test_two_clients_that_come_first_do_not_vouch_for_each_other(part: str) -> None:
     server = make_server(algorithm=FedBuff(buffer_size=500), num_clients=6, concurrency=6)
     size, code = PARTS[part]

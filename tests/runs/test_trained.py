@@ -112,7 +112,7 @@ def test_where_an_export_goes(world: Path, tmp_path: Path, monkeypatch: pytest.M
     assert modes["model.safetensors"] == modes["config.json"] == 0o640
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    assert "is there already" in fedecho("export", str(tmp_path / "run"), "--out", ".", code=2)
+    assert "already exists" in fedecho("export", str(tmp_path / "run"), "--out", ".", code=2)
     with (world / "MRPC" / "train.tsv").open("a") as file:
         file.write("2\t1\t2\ta third\tclass\n")
     said = fedecho("export", str(tmp_path / "run"), "--out", "new", code=2)
@@ -133,7 +133,7 @@ def test_what_cannot_be_exported_is_a_line(tmp_path: Path) -> None:
     assert "no run" in fedecho("export", str(tmp_path / "nothing"), "--out", new, code=2)
     shutil.rmtree(run)
     simulate(experiment, out=run)
-    assert "is there already" in fedecho("export", str(run), "--out", str(run), code=2)
+    assert "already exists" in fedecho("export", str(run), "--out", str(run), code=2)
     whole = load_file(run / "model.safetensors")
     save_file({name: tensor + 1 for name, tensor in whole.items()}, run / "model.safetensors", metadata={"format": "pt"})
     assert "is not the model of this run" in fedecho("export", str(run), "--out", new, code=2)

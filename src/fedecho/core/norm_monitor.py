@@ -2,7 +2,7 @@
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Mapping
-from math import sqrt
+from math import inf, sqrt
 from typing import Any
 
 from torch import Tensor
@@ -103,6 +103,8 @@ class NormMonitor:
 
     def __init__(self, admission: Admission, num_clients: int) -> None:
         self.admission = admission
+        self.alone = num_clients == 1
+        """There is no other client to compare with."""
         self.quorum = min(QUORUM, max(1, num_clients - 1))
         self.deltas = NormWindow(admission.norm_window)
         self.largest = {kind: LargestNorms(admission.norm_window) for kind in Norms._fields}
@@ -126,8 +128,10 @@ class NormMonitor:
         """Return the median norm of the other clients, but at least the model's scale: sqrt(n) + the norm of the vector sent.
 
         This scale suits parameters and statistics. A control variate is a gradient, so for it the scale is used only until
-        enough other clients have reported.
+        enough other clients have reported. A run with a single client has nothing to compare with.
         """
+        if self.alone:
+            return inf
         largest = self.largest[kind]
         median = largest.median_of_others(client) if largest.num_others(client) >= self.quorum else 0.0
         if norm <= median or (median and kind == "correction"):
