@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from own_networks import OwnImages, experiment_of
@@ -110,6 +111,28 @@ def test_an_evaluation_may_ask_for_gradients() -> None:
     assert all(line["sensitivity"] > 0 for line in result.evaluations)
     plain = simulate(experiment_of(OwnImages(task.module), FedBuff(buffer_size=2)))
     assert result.summary.model_sha256 == plain.summary.model_sha256
+
+
+@dataclass(frozen=True)
+class Scored(OwnImages):
+    """Its scores are of the kind that torch and NumPy give."""
+
+    score: Any = 0.25
+
+    def evaluate(self, module: nn.Module) -> Mapping[str, float]:
+        return {"accuracy": self.score}
+
+
+@pytest.mark.parametrize("score", [np.float32(0.25), np.float64(0.25), torch.tensor(0.25), np.array([0.25])])
+def test_scores_of_torch_and_numpy_are_numbers(tmp_path: Path, score: Any) -> None:
+    result = simulate(experiment_of(Scored(score=score), FedBuff(buffer_size=2)), out=tmp_path / "run")
+    assert result.accuracy == 0.25
+    assert type(result.evaluations[-1]["accuracy"]) is float
+
+
+def test_a_score_that_is_no_number_is_named() -> None:
+    with pytest.raises(TypeError, match=r"evaluate: 'accuracy' must be a number, got Tensor of shape \(2,\)"):
+        simulate(experiment_of(Scored(score=torch.ones(2)), FedBuff(buffer_size=2)))
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -121,7 +122,14 @@ class Seeded(Protocol):
 def scores_of(task: Task, module: nn.Module) -> dict[str, float]:
     """Evaluate the module in eval mode and without gradients."""
     with torch.no_grad():
-        return dict(task.evaluate(module.eval()))
+        return {name: _plain(name, value) for name, value in task.evaluate(module.eval()).items()}
+
+
+def _plain(name: str, value: Any) -> Any:
+    """A number of NumPy's or a tensor of one is its Python number, which a record can hold."""
+    if isinstance(value, Tensor | np.ndarray) and len(value.reshape(-1)) != 1:
+        raise TypeError(f"evaluate: {name!r} must be a number, got {type(value).__name__} of shape {tuple(value.shape)}")
+    return value.item() if isinstance(value, Tensor | np.ndarray | np.generic) else value
 
 
 ProgressCallback = Callable[[int, int], None]
