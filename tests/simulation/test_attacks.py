@@ -10,6 +10,7 @@ from torch import nn
 from fedecho import DigitsTask, DirichletPartitioner, Experiment, load, simulate
 from fedecho.core.types import Arrival, GlobalModel, Weights
 from fedecho.runs.build import assembled, training_task
+from fedecho.runs.config import ConfigError
 from fedecho.runs.experiment import defended
 from fedecho.runs.summary import Summary
 from fedecho.simulation.attacks import Attack
@@ -22,6 +23,14 @@ def test_a_share_of_the_clients_attacks_and_the_seed_says_who() -> None:
     assert len(attack.attackers(20, 0)) == 4
     assert attack.attackers(20, 0) == attack.attackers(20, 0) != attack.attackers(20, 1)
     assert Attack().attackers(20, 0) == frozenset()
+
+
+def test_an_attack_by_less_than_one_client_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"attack.share is 0.05, which of 10 clients is less than one: choose at least 0.1"):
+        load("digits", algorithm="fedbuff", settings=[*SMALL, "attack.kind=noise", "attack.share=0.05"])
+    for share in ("0", "0.1"):
+        load("digits", algorithm="fedbuff", settings=[*SMALL, "attack.kind=noise", f"attack.share={share}"])
+    load("digits", algorithm="fedbuff", settings=[*SMALL, "attack.share=0.05"])
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,7 @@ class Experiment:
             )
         self._check_privacy()
         self._check_target()
+        self._check_attackers()
         check_clients(self.algorithm, self.task.num_clients, self.concurrency)
 
     @property
@@ -112,6 +113,15 @@ class Experiment:
             raise ValueError(
                 f"attack.target is {self.attack.target}, but the task has {num_classes} classes: "
                 f"choose one from 0 to {num_classes - 1}"
+            )
+
+    def _check_attackers(self) -> None:
+        """A share of 0 asks for nobody; one that comes to nobody would show a defence that holds."""
+        attack, num_clients = self.attack, self.task.num_clients
+        if attack.kind != "none" and attack.share and not attack.attackers(num_clients, self.seed):
+            raise ValueError(
+                f"attack.share is {attack.share}, which of {num_clients} clients is less than one: "
+                f"choose at least {1 / num_clients}, or attack.kind=none"
             )
 
     def _share_seed(self) -> None:
