@@ -66,19 +66,17 @@ def test_the_command_writes_the_page_and_says_so(tmp_path: Path) -> None:
     assert "left out: the timeline" in said
 
 
-def test_a_missing_extra_is_one_line_with_the_fix(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "more"), [("plotly.offline", []), ("matplotlib", ["--figures", "figures"])])
+def test_a_missing_extra_is_one_line_with_the_fix(
+    name: str, more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = write(tmp_path / "run", lines())
-    for name, words in (
-        ("plotly", ["report", str(folder)]),
-        ("matplotlib", ["report", str(folder), "--figures", str(tmp_path)]),
-    ):
-        code = (
-            f"import sys; sys.modules['{name}'] = None; from fedecho.cli import main; sys.argv = {['fedecho', *words]}; main()"
-        )
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode == 2
-        assert "pip install 'fedecho[report]'" in done.stderr
-        assert "Traceback" not in done.stderr
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, name, None)
+    done = CliRunner().invoke(app, ["report", str(folder), *more])
+    assert done.exit_code == 2
+    assert "pip install 'fedecho[report]'" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_what_trains_needs_none_of_the_extras() -> None:
