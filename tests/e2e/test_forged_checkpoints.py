@@ -148,3 +148,10 @@ def test_a_folder_that_is_named_like_a_checkpoint_is_none(tmp_path: Path) -> Non
     ]
     assert (tmp_path / "checkpoint-9999999999.safetensors").is_dir()
     assert not path.exists()
+
+
+@pytest.mark.parametrize("name", ["summary.json", "model.safetensors"])
+def test_a_folder_in_the_place_of_a_result_is_refused_before_anything_is_trained(tmp_path: Path, name: str) -> None:
+    stopped(tmp_path)
+    (tmp_path / name).mkdir()
+    assert f"{name} is not a regular file" in one_line(tmp_path)

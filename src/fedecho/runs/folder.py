@@ -20,7 +20,7 @@ from fedecho.runs.experiment import Experiment
 from fedecho.runs.identity import check_same, is_finished, model_digest
 from fedecho.runs.record import RECORD, JsonObject, Record, RecordPosition, read_header
 from fedecho.runs.record_schema import Header
-from fedecho.runs.summary import Summary, accuracies, last_scores
+from fedecho.runs.summary import SUMMARY, Summary, accuracies, last_scores
 from fedecho.storage.checkpoint import CheckpointError, SameTemplate, decode, load_checkpoint, remove_checkpoints
 from fedecho.storage.files import disk_full_at, make_private, open_own, write_atomically
 
@@ -103,6 +103,9 @@ class FolderInUse(ConfigError):  # noqa: N818 (reads better without a suffix)
 
 def check_folder(folder: Path, experiment: Experiment, resume: bool) -> None:
     """Check that this experiment may be started, or resumed, in this folder. Nothing is written."""
+    for name in (SUMMARY, MODEL):
+        if (folder / name).exists() and not (folder / name).is_file():
+            raise ConfigError(f"{folder / name} is not a regular file, so the run could not end: remove it")
     if resume and is_finished(folder):
         raise ConfigError(f"{folder} holds a finished run: there is nothing to resume")
     if resume:
