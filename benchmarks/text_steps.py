@@ -132,7 +132,7 @@ class RandomAnswers(OneClient, MathInstructTask):
             return super()._network()
 
     @property
-    def _packs(self) -> bool:  # type: ignore[override]
+    def _supports_packing(self) -> bool:  # type: ignore[override]
         return self.packed
 
     @cached_property

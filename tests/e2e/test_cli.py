@@ -256,7 +256,7 @@ def test_a_users_own_method_is_resumed_from_python(tmp_path: Path) -> None:
 
     with pytest.raises(Interrupted, match=r"fedecho\.resume\(.* in Python"):
         simulate(experiment, out=tmp_path / "run", watch=stop)
-    with pytest.raises(ValueError, match="of its own"):
+    with pytest.raises(ValueError, match="your own task or method"):
         resume(tmp_path / "run")
     with pytest.raises(ValueError, match="num_versions is 6 there and 7 here"):
         resume(tmp_path / "run", replace(experiment, num_versions=7))

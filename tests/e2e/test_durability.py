@@ -150,8 +150,8 @@ def test_another_fault_of_the_disk_is_not_called_full() -> None:
 HOLD = """
 import sys, time
 from pathlib import Path
-from fedecho.runs.folder import owned
-with owned(Path(sys.argv[1]), print):
+from fedecho.runs.folder import locked_folder
+with locked_folder(Path(sys.argv[1]), print):
     print("held", flush=True)
     time.sleep(600)
 """

@@ -166,7 +166,7 @@ def test_the_record_names_libraries_and_weights_and_a_resume_wants_the_same(
     for path in (config, world / "tiny-llama" / "tokenizer.json", world / "tiny-llama" / "chat_template.jinja"):
         text = path.read_text()
         path.write_text(text + "\n")
-        with pytest.raises(ValueError, match=r"run began with tiny-llama of sha256 .* but its files are now sha256"):
+        with pytest.raises(ValueError, match=r"run began with tiny-llama \(sha256 .* but its files are now sha256"):
             resume(tmp_path / "run")
         path.write_text(text)
     record = tmp_path / "run" / "run.jsonl"  # as one of before, which named the weights alone
@@ -246,7 +246,7 @@ def stripped(text: str) -> str:
 
 
 def test_scores_are_of_the_evaluations_that_accuracy_is_of(tmp_path: Path) -> None:
-    table, lines = TABLES["mrpc"], [{"accuracy": 0.5, "f1": row / 100} for row in range(12)]
+    table, lines = TABLES["mrpc"], [{"version": row, "time": 1.0, "accuracy": 0.5, "f1": row / 100} for row in range(12)]
     cell = Cell("mrpc", ECHO, table.columns[1], 0, "mrpc")
     kept = {
         "cell": "",
@@ -260,7 +260,7 @@ def test_scores_are_of_the_evaluations_that_accuracy_is_of(tmp_path: Path) -> No
     kept["config"] = to_config(cell.experiment())
     kept |= {"summary": {"last10_accuracy": 0.5, "scores": {"accuracy": 0.5, "f1": 0.11}}, "notes": {}}
     path_of(tmp_path, cell).parent.mkdir()
-    for evaluations, shown in ((lines, "6.50"), ([{"accuracy": 0.5}, *lines[-2:]], "11.00 (last)")):
+    for evaluations, shown in ((lines, "6.50"), ([{"version": 9, "time": 1.0, "accuracy": 0.5}, *lines[-2:]], "11.00 (last)")):
         path_of(tmp_path, cell).write_text(json.dumps(kept | {"evaluations": evaluations}))
         assert View(table, tmp_path, (0, 1)).figure(ECHO, table.columns[1]).scores == (shown,)
 

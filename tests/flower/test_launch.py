@@ -159,7 +159,7 @@ def test_an_interrupted_submit_says_that_the_run_goes_on(monkeypatch: pytest.Mon
     monkeypatch.setattr(Control, "status", interrupt)
     done = CliRunner().invoke(app, ["submit", str(tmp_path), "--insecure"])
     assert done.exit_code == 130
-    assert "run 17 goes on; to stop it" in done.output
+    assert "run 17 continues; to stop it" in done.output
 
 
 def test_an_apps_configuration_is_read_strictly_where_it_is_ours() -> None:

@@ -60,10 +60,12 @@ def test_a_run_goes_on_with_the_kernels_it_began_with(monkeypatch: pytest.Monkey
     monkeypatch.setattr(channel_ops, "FAULT", "a sum differs")
     without = execution.described()
     execution.check_same_kernels(Path("run"), without)
-    with pytest.raises(ValueError, match=r"run was computed with kernels of ours, which are not right here \(a sum differs\)"):
+    with pytest.raises(
+        ValueError, match=r"run was computed with FedEcho's own kernels, which fail their self-test here \(a sum differs\)"
+    ):
         execution.check_same_kernels(Path("run"), with_them)
     monkeypatch.setattr(channel_ops, "FAULT", "")
-    with pytest.raises(ValueError, match=r"run was computed without kernels of ours \(a sum differs\), which are right here"):
+    with pytest.raises(ValueError, match=r"run was computed without FedEcho's own kernels \(a sum differs\), which work here"):
         execution.check_same_kernels(Path("run"), without)
 
 

@@ -171,9 +171,9 @@ def _picked(paper: PaperTable, seeds: tuple[int, ...], only: list[str], without:
     cells = [cell for cell in paper.cells(seeds) if all(_has(cell, words) for words in only)]
     cells = [cell for cell in cells if not any(_has(cell, words) for words in without)]
     if not cells:
-        wanted = [" and ".join(only), *([f"no {' or '.join(without)}"] if without else [])]
+        wanted = [" and ".join(only), *([f"not {' or '.join(without)}"] if without else [])]
         raise ConfigError(
-            f"no cell name of {paper.name} contains {', '.join(filter(None, wanted))}; `--dry-run` lists the names"
+            f"{paper.name} has no cell whose name contains {' but '.join(filter(None, wanted))}; `--dry-run` lists the names"
         )
     return cells
 
