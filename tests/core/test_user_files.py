@@ -7,7 +7,7 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from time import perf_counter
+from time import process_time
 
 import numpy as np
 import pytest
@@ -132,10 +132,10 @@ def test_a_command_names_the_pipe_in_one_line(tmp_path: Path) -> None:
 )
 def test_keys_of_many_parts_are_refused_before_they_are_parsed(text: str) -> None:
     tracemalloc.start()
-    began = perf_counter()
+    began = process_time()
     with pytest.raises(ValueError, match=rf"a key has more than {MAX_DEPTH} parts|Invalid|Expected"):
         parse_toml(text)
-    assert perf_counter() - began < 2
+    assert process_time() - began < 2
     assert tracemalloc.get_traced_memory()[1] < 20e6
     tracemalloc.stop()
 
@@ -144,10 +144,10 @@ def test_keys_of_many_parts_are_refused_before_they_are_parsed(text: str) -> Non
     "text", ["a" * 10**6, "a " * 500_000, '"\\' * 500_000, '"' * 10**6, "'''" * 300_001, "a." * 19 + "a", "a .\t" * 250_000]
 )
 def test_the_look_before_parsing_takes_no_time(text: str) -> None:
-    began = perf_counter()
+    began = process_time()
     with pytest.raises(ValueError, match=r".+"):
         parse_toml(text)
-    assert perf_counter() - began < 2
+    assert process_time() - began < 2
 
 
 def test_dots_in_texts_and_comments_are_no_parts_of_a_key() -> None:

@@ -1,10 +1,9 @@
-"""The short one: real processes on loopback, then the same arrivals once more without them."""
+"""The short one, in every run of the tests: real processes on loopback, then the same arrivals once more without them."""
 
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 from networks import DIGITS, arrivals, lines
 
 from fedecho.core.loop import drive
@@ -41,7 +40,6 @@ class Replay:
         return {"joined": Joined, "left": Left}[line["status"]](line["client"])
 
 
-@pytest.mark.slow
 def test_two_nodes_and_a_server_learn_what_one_process_learns(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with LocalFederation(tmp_path / "logs") as federation:

@@ -9,7 +9,7 @@ import torch
 from small_cifar import EXACT, ON_GPU, experiment
 from torch import Tensor
 
-from fedecho import Experiment, load, simulate
+from fedecho import ALGORITHMS, Experiment, load, simulate
 from fedecho.core.loop import drive
 from fedecho.runs import build
 from fedecho.runs.build import Execution, Simulation, assembled, one_thread
@@ -46,7 +46,14 @@ def close(ours: Tensor, plain: Tensor) -> None:
     assert float((ours - plain).norm() / plain.norm()) < 1e-3
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "fedasync", "fedbuff", "ca2fl", "fedac", "fadas", "fedecho", "fedecho+"])
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        "fedac",
+        "fedecho",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ALGORITHMS if name not in ("fedac", "fedecho")),
+    ],
+)
 def test_the_captured_program_learns_what_the_plain_one_learns(data: Path, algorithm: str) -> None:
     one = experiment(data, algorithm)
     with one_thread():
@@ -65,8 +72,8 @@ def test_the_captured_program_learns_what_the_plain_one_learns(data: Path, algor
     [
         ["algorithm.distiller.batch_norm=frozen"],
         ["task.num_unlabeled=25"],
-        ["algorithm.distiller.optimizer=sgd", "algorithm.distiller.distill_lr=0.1"],
-        ["algorithm.distiller.max_teacher_age=0"],
+        pytest.param(["algorithm.distiller.optimizer=sgd", "algorithm.distiller.distill_lr=0.1"], marks=pytest.mark.slow),
+        pytest.param(["algorithm.distiller.max_teacher_age=0"], marks=pytest.mark.slow),
         ["algorithm.distiller.prior_correction=1", "algorithm.distiller.shared_prior=0.5"],
     ],
 )

@@ -172,6 +172,7 @@ def test_fedbuff_on_a_quadratic_is_its_closed_form(noise: float) -> None:
     assert (found.max_staleness, setting.num_versions * found.mean_staleness) == (1, setting.num_versions - 1)
 
 
+@pytest.mark.slow
 def test_a_quick_sweep_decays_over_t_and_over_m() -> None:
     size = Size([64, 256], [1, 4], 128, [1.0, 16.0], [4, 8], 2)
     results = swept(size, workers=1)

@@ -183,6 +183,7 @@ def test_what_finds_too_little_memory_is_put_back_and_fewer_go_on(tmp_path: Path
     assert said[0].endswith("will retry with 1 at a time")
 
 
+@pytest.mark.slow
 def test_what_finds_too_little_memory_alone_fails(tmp_path: Path) -> None:
     works = {
         "large": partial(_at_work_until_another_tried, tmp_path),
@@ -194,6 +195,7 @@ def test_what_finds_too_little_memory_alone_fails(tmp_path: Path) -> None:
     assert said == ["second: others hold it: will retry with 1 at a time"]
 
 
+@pytest.mark.slow
 def test_two_that_fit_alone_are_done_one_after_the_other(tmp_path: Path) -> None:
     works = {name: partial(_too_large_for_two, tmp_path) for name in ("one", "two")}
     assert run_jobs(works, jobs=2, see=_ignore, say=_ignore) == {"one": "done", "two": "done"}

@@ -68,7 +68,14 @@ def test_a_flooding_client_is_fifty_times_as_fast() -> None:
             assert ratio == pytest.approx(50.0 if client in attackers else 1.0)
 
 
-@pytest.mark.parametrize("extra", [["attack.kind=flood"], ["privacy.noise_multiplier=0.5"], ["attack.kind=noise"]])
+@pytest.mark.parametrize(
+    "extra",
+    [
+        ["attack.kind=flood"],
+        pytest.param(["privacy.noise_multiplier=0.5"], marks=pytest.mark.slow),
+        pytest.param(["attack.kind=noise"], marks=pytest.mark.slow),
+    ],
+)
 def test_the_same_bytes_for_serial_and_pool(extra: list[str]) -> None:
     one = load("digits", algorithm="fedbuff", versions=4, settings=[*SMALL, *extra])
     runs = [simulate(one).summary, simulate(one, executor="pool", workers=2).summary]
