@@ -258,7 +258,7 @@ def test_scores_are_of_the_evaluations_that_accuracy_is_of(tmp_path: Path) -> No
         "commit": "",
     }
     kept["config"] = to_config(cell.experiment())
-    kept |= {"summary": {"last10_accuracy": 0.5, "scores": {"accuracy": 0.5, "f1": 0.11}}, "notes": {}}
+    kept |= {"summary": {"num_versions": 200, "last10_accuracy": 0.5, "scores": {"accuracy": 0.5, "f1": 0.11}}, "notes": {}}
     path_of(tmp_path, cell).parent.mkdir()
     for evaluations, shown in ((lines, "6.50"), ([{"version": 9, "time": 1.0, "accuracy": 0.5}, *lines[-2:]], "11.00 (last)")):
         path_of(tmp_path, cell).write_text(json.dumps(kept | {"evaluations": evaluations}))
