@@ -152,7 +152,7 @@ for module in pkgutil.walk_packages(fedecho.__path__, "fedecho."):
 from dataclasses import replace
 from fedecho import load, FedEcho
 from fedecho.runs.execution import Execution
-from fedecho.executors.ray_cluster import check_ray
+from fedecho.executors.ray_address import check_ray
 for executor in ("serial", "pool", "ray"):
     try:
         Execution(executor=executor, workers=1)
@@ -167,3 +167,23 @@ for name in before:
 
 def test_imports_and_constructors_change_nothing_of_the_process() -> None:
     subprocess.run([sys.executable, "-W", "ignore", "-c", PROCESS], check=True)
+
+
+def test_the_core_needs_no_extra() -> None:
+    """A run, its report's numbers and every command's help, with all optional packages missing."""
+    extras = ["ray", "flwr", "transformers", "tokenizers", "peft", "diffusers", "PIL", "matplotlib", "plotly", "tensorboard"]
+    extras += ["wandb", "mlflow", "dp_accounting", "triton", "pandas"]
+    code = f"""
+import sys
+for name in {extras}:
+    sys.modules[name] = None
+from fedecho import load, simulate
+from fedecho.cli.program import app
+from typer.testing import CliRunner
+simulate(load("digits", versions=1, settings=["task.width=1", "local.num_local_steps=1"]))
+for command in ("run", "compare", "resume", "table", "cost", "schedule", "report", "watch", "export", "serve", "submit"):
+    result = CliRunner().invoke(app, [command, "--help"])
+    assert result.exit_code == 0, (command, result.output, result.exception)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -9,7 +9,7 @@ import torch
 from hand_pool import HandPool, job
 
 from fedecho.executors.pool import VISIBLE, visible_gpu
-from fedecho.executors.ray_cluster import ENVIRONMENT, check_address, check_reachable, ray_settings
+from fedecho.executors.ray_address import ENVIRONMENT, check_address, check_reachable, ray_settings
 from fedecho.runs import execution
 from fedecho.runs.execution import Execution, visible_gpus
 

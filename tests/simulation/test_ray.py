@@ -16,7 +16,7 @@ from test_pool import NUM_VERSIONS, Federation, assert_same, job, make_trainer, 
 from fedecho import load, simulate
 from fedecho.core.loop import Moment
 from fedecho.executors.executor import SerialExecutor
-from fedecho.executors.ray_cluster import ENVIRONMENT, check_ray
+from fedecho.executors.ray_address import ENVIRONMENT, check_ray
 from fedecho.executors.worker_pool import MAX_LOSSES, WorkerError
 
 for name, value in ENVIRONMENT.items():

@@ -14,7 +14,7 @@ import pytest
 from test_pool import assert_same, job, make_trainer
 
 from fedecho import load, resume, simulate
-from fedecho.executors.ray_cluster import ENVIRONMENT, check_ray
+from fedecho.executors.ray_address import ENVIRONMENT, check_ray
 from fedecho.runs.summary import Summary
 
 for name, value in ENVIRONMENT.items():

@@ -12,7 +12,7 @@ from fedecho.core.layout import Layout
 from fedecho.core.ranges import at_least, check_ranges
 from fedecho.executors.executor import CPU, Executor, JobRunner
 from fedecho.executors.pool import PoolExecutor
-from fedecho.executors.ray_cluster import check_address, check_ray, ray_settings
+from fedecho.executors.ray_address import check_address, check_ray, ray_settings
 from fedecho.executors.worker_pool import DEPTH, WorkerPool
 from fedecho.gpu import channel_ops
 from fedecho.gpu.capture import Precision
