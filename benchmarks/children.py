@@ -16,7 +16,7 @@ import torch
 from fedecho.cli import app
 from fedecho.runs import run
 from fedecho.runs.record import RECORD
-from fedecho.storage import checkpoint
+from fedecho.storage import files
 
 SETTINGS = ["task.width=1", "local.num_local_steps=1", "task.num_unlabeled=20", "concurrency=5", "eval_every=2"]
 RUN = ["run", "digits", "--algorithm", "fedecho", "--versions", "6", *(word for s in SETTINGS for word in ("--set", s))]
@@ -115,7 +115,7 @@ def _intercept(happens_at: int, happening: Happening) -> "itertools.count[int]":
         return path
 
     save, run.save_checkpoint = run.save_checkpoint, reported
-    checkpoint._write_all = watched("write", checkpoint._write_all)
+    files._write_all = watched("write", files._write_all)
     os.fsync = watched("sync", os.fsync)
     Path.replace = watched("rename", Path.replace)  # type: ignore[method-assign]
     Path.unlink = watched("remove", Path.unlink)  # type: ignore[method-assign]
