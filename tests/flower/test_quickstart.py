@@ -78,7 +78,7 @@ def test_where_every_client_crashes_the_run_ends_soon_and_says_why(tmp_path: Pat
         with pytest.raises(RunFailedError, match=words):
             started.control.follow(run, every_s=1)
         log = log_of(started, run)
-    assert log.count("client failed' are counted)") == 1
+    assert log.count("further 'client failed' failures are only counted") == 1
     assert log.count(": lost, its app raised:") == 3
     (jobs,) = re.findall(r"stopped at version 0 of 100: 0 updates accepted, 0 rejected, (\d+) lost \(client failed \1\)", log)
     lost = arrivals(tmp_path / "run", "lost")
