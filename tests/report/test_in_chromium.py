@@ -18,10 +18,7 @@ from fedecho.report.live import serve
 from fedecho.report.page import page, report_of
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium here (Debian: apt-get install chromium)"),
-    pytest.mark.slow,
-]
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium here (Debian: apt-get install chromium)")
 READY = "document.body.dataset.drawn !== undefined"
 SIZES = {"desk": {"width": 1280, "height": 900}, "phone": {"width": 390, "height": 844}}
 
