@@ -26,7 +26,7 @@ from fedecho.paper.results import read_result
 from fedecho.paper.text_tables import first_of
 from fedecho.runs import run
 from fedecho.runs.config import to_config
-from fedecho.runs.folder import locked_folder
+from fedecho.runs.folder import locked_file, locked_folder
 
 ROOT = Path(__file__).parents[2]
 SMALL = [
@@ -274,9 +274,12 @@ def test_a_cell_that_two_rows_share_is_run_once(small_table: list[str], tmp_path
     assert kept == ["control-fadas-seed-1-s-partition-large-dir-0.1-seed0.json", "fadas-large-dir-0.1-seed0.json"]
 
 
-def test_a_cell_that_another_process_runs_is_passed_over(small_table: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("begun", [True, False], ids=["in its run", "before or after its run"])
+def test_a_cell_that_another_process_runs_is_passed_over(small_table: list[str], tmp_path: Path, begun: bool) -> None:
     name = "fedecho-cifar-100-large-dir-0.1-seed0"
-    with locked_folder(tmp_path / "runs" / "tables" / "cifar10" / name, print):
+    folder = tmp_path / "runs" / "tables" / "cifar10" / name
+    folder.parent.mkdir(parents=True)
+    with locked_folder(folder, print) if begun else locked_file(folder.with_name(f"{name}.lock"), folder, print):
         result = CliRunner().invoke(app, small_table)
     assert result.exit_code == 0, result.output
     assert f"{name}: skipped" in " ".join(result.stderr.split())

@@ -18,7 +18,7 @@ from fedecho.runs.config import ConfigError, completed, differences, to_config
 from fedecho.runs.evaluation import Evaluator
 from fedecho.runs.execution import Execution, check_same_arithmetic
 from fedecho.runs.experiment import Experiment
-from fedecho.runs.folder import FolderInUse
+from fedecho.runs.folder import FolderInUse, locked_file
 from fedecho.runs.identity import check_same, config_of, header_of, is_finished, notes_of
 from fedecho.runs.job_processes import Report, Say, See, run_jobs
 from fedecho.runs.record import RECORD, JsonObject, read_header, read_record
@@ -27,7 +27,7 @@ from fedecho.runs.run import CHECKPOINT_S, Interrupted, simulate
 from fedecho.runs.run_stats import DivergedError, ProgressWatch, RunState, Watch
 from fedecho.runs.signals import stop_signals
 from fedecho.runs.summary import LAST, Summary
-from fedecho.storage.files import write_atomically
+from fedecho.storage.files import make_private, write_atomically
 from fedecho.storage.user_files import MIB, read_bytes
 
 
@@ -230,11 +230,14 @@ class CellRunner:
 
     def run(self, cell: Cell, report: Report, say: Say) -> None:
         """Run a cell, unless it has a result or another process is running it."""
-        if read_result(self.results, cell) is not None:
-            return
-        watch = ProgressWatch(run_folder(self.runs, cell), RunState(cell.experiment().num_versions), report)
+        folder = run_folder(self.runs, cell)
+        watch = ProgressWatch(folder, RunState(cell.experiment().num_versions), report)
+        make_private(folder.parent)
         try:
-            run_cell(cell, **vars(self), watch=watch, say=say)
+            # From the look for a result until it is saved: the run's own lock is free before and after the run.
+            with locked_file(folder.with_name(f"{folder.name}.lock"), folder, say):
+                if read_result(self.results, cell) is None:
+                    run_cell(cell, **vars(self), watch=watch, say=say)
         except FolderInUse as error:
             say(f"skipped: {error}")
 

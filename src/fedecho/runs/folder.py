@@ -142,17 +142,27 @@ def locked_folder(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
     existed = folder.exists()
     with disk_full_at(folder):
         make_private(folder)
-        lock = _locked(folder / LOCK, say)
     try:
-        remove_parts(folder)
-        yield
+        with locked_file(folder / LOCK, folder, say):
+            remove_parts(folder)
+            yield
     finally:
-        # Unlinked while the lock is still held: otherwise the file might already be another process's lock.
-        (folder / LOCK).unlink(missing_ok=True)
-        os.close(lock)
         if not existed:
             with suppress(OSError):
                 folder.rmdir()  # succeeds only if the folder is empty
+
+
+@contextmanager
+def locked_file(path: Path, folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Lock this file, which stands for the use of ``folder``, and remove it in the end."""
+    with disk_full_at(path.parent):
+        lock = _locked(path, folder, say)
+    try:
+        yield
+    finally:
+        # Unlinked while the lock is still held: otherwise the file might already be another process's lock.
+        path.unlink(missing_ok=True)
+        os.close(lock)
 
 
 @contextmanager
@@ -209,7 +219,7 @@ def remove_parts(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _locked(path: Path, say: Callable[[str], None]) -> int:
+def _locked(path: Path, folder: Path, say: Callable[[str], None]) -> int:
     """Open and lock the file. If its name was unlinked in the meantime, the lock is worthless: try again."""
     while True:
         file = open_own(path, os.O_RDWR | os.O_CREAT)
@@ -217,14 +227,14 @@ def _locked(path: Path, say: Callable[[str], None]) -> int:
             flock(file, LOCK_EX | LOCK_NB)
         except OSError as error:
             if error.errno in NO_LOCKS:
-                say(f"{path.parent} is on a file system without locks: make sure that no other process uses it")
+                say(f"{folder} is on a file system without locks: make sure that no other process uses it")
                 return file
             owner = os.pread(file, 20, 0).decode(errors="replace").strip()
             os.close(file)
             if error.errno != EAGAIN:
                 raise
             who = f"another process ({owner})" if owner.isdecimal() else "another process"
-            raise FolderInUse(f"{path.parent} is in use by {who}: wait for it or stop it, or choose another folder") from None
+            raise FolderInUse(f"{folder} is in use by {who}: wait for it or stop it, or choose another folder") from None
         if _has_name(file, path):
             with suppress(OSError):  # informative only; the disk may be full
                 os.truncate(file, 0)
