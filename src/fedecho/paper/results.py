@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -27,6 +28,7 @@ from fedecho.runs.run import CHECKPOINT_S, Interrupted, simulate
 from fedecho.runs.run_stats import DivergedError, ProgressWatch, RunState, Watch
 from fedecho.runs.signals import stop_signals
 from fedecho.runs.summary import LAST, Summary
+from fedecho.simulation.runtimes import LONG
 from fedecho.storage.files import make_private, write_atomically
 from fedecho.storage.user_files import MIB, read_bytes
 
@@ -152,7 +154,7 @@ def run_cell(
     result = CellResult(
         cell=first_of(cell).slug,
         summary=summary,
-        evaluations=_evaluations(folder),
+        evaluations=_evaluations(folder, header),
         config=header["config"] or {},
         execution=header["execution"],
         software=header.get("software", {}),
@@ -196,13 +198,41 @@ def _untrained(
 def _saved(results: Path, cell: Cell, result: CellResult) -> CellResult:
     target = path_of(results, cell)
     target.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(target, (json.dumps(asdict(result), indent=1) + "\n").encode())
+    write_atomically(target, _text(asdict(result)).encode())
     return result
 
 
-def _evaluations(folder: Path) -> list[JsonObject]:
-    lines = (line for line in read_record(folder) if line["event"] == "evaluation")
-    return [{key: value for key, value in line.items() if key != "event"} for line in lines]
+def _text(tree: JsonObject) -> str:
+    """JSON with a line per key, and per evaluation."""
+    evaluations = ",\n".join(f"  {json.dumps(line)}" for line in tree["evaluations"])
+    values = {key: json.dumps(value) for key, value in tree.items()} | {"evaluations": f"[\n{evaluations}\n ]"}
+    return "{\n" + ",\n".join(f" {json.dumps(key)}: {value}" for key, value in values.items()) + "\n}\n"
+
+
+def _evaluations(folder: Path, header: JsonObject) -> list[JsonObject]:
+    """The evaluations of a run, each with the accuracy on the slow clients' classes where it can be computed."""
+    weights = straggler_weights(header.get("clients") or {})
+    lines = (
+        {key: value for key, value in line.items() if key != "event"}
+        for line in read_record(folder)
+        if line["event"] == "evaluation"
+    )
+    return [line | _straggler_accuracy(line.get("per_class"), weights) for line in lines]
+
+
+def straggler_weights(clients: JsonObject) -> dict[int, float]:
+    """Each class's share of the Long clients' examples, from a record's header. Empty without labels or Long clients."""
+    totals: Counter[int] = Counter()
+    for runtime_class, labels in zip(clients.get("classes", ()), clients.get("labels", ()), strict=False):
+        if runtime_class == LONG:
+            totals.update({int(label): int(number) for label, number in labels.items()})
+    return {label: number / totals.total() for label, number in totals.items()}
+
+
+def _straggler_accuracy(per_class: list[float] | None, weights: dict[int, float]) -> dict[str, float]:
+    if not per_class or not weights:
+        return {}
+    return {"straggler_accuracy": sum(weight * per_class[label] for label, weight in weights.items())}
 
 
 def _unlabeled(experiment: Any) -> str:

@@ -27,8 +27,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Column:
+    """A condition of all rows. ``by_method`` adds settings for single methods, such as their number of versions."""
+
     label: str
     settings: Settings = ()
+    by_method: tuple[tuple[str, Settings], ...] = ()
+
+    def settings_for(self, algorithm: str) -> Settings:
+        return (*self.settings, *dict(self.by_method).get(algorithm, ()))
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,7 @@ class Cell:
     def experiment(self) -> "Experiment":
         from fedecho.runs.config import load  # needs torch, which the tables as data do not
 
-        settings = (*self.column.settings, *self.row.settings, *self.own)
+        settings = (*self.column.settings_for(self.row.algorithm), *self.row.settings, *self.own)
         try:
             return load(self.recipe, algorithm=self.row.algorithm, seed=self.seed, settings=settings)
         except ValueError as error:

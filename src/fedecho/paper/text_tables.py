@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
+from fedecho.paper.stragglers import STRAGGLER_TABLES
 from fedecho.paper.tables import PLAIN, Cell, Column, PaperTable, Row, values_of
 from fedecho.paper.tables import TABLES as VISION_TABLES
 
@@ -115,7 +116,7 @@ TEXT_TABLES: dict[str, PaperTable] = {
 }
 
 
-TABLES = VISION_TABLES | TEXT_TABLES
+TABLES = VISION_TABLES | TEXT_TABLES | STRAGGLER_TABLES
 
 
 @cache

@@ -11,7 +11,7 @@ from fedecho.learning.local import LocalTraining
 from fedecho.runs.experiment import Experiment
 from fedecho.simulation.runtimes import Runtimes
 from fedecho.storage.client_memory import MemoryPlace
-from fedecho.tasks.partition import DirichletPartitioner
+from fedecho.tasks.partition import DirichletPartitioner, HeldClassesPartitioner
 from fedecho.tasks.text.mathinstruct import MathInstructTask
 from fedecho.tasks.text.mrpc import MrpcTask
 from fedecho.tasks.vision.cifar import CifarTask
@@ -120,6 +120,39 @@ def digits(algorithm: str = "fedecho", seed: int = 0) -> Experiment:
     )
 
 
+def stragglers(algorithm: str = "fedecho", seed: int = 0) -> Experiment:
+    """Digits of which two classes belong to the two slow clients of 20 alone: do their updates reach the model?"""
+    num_clients, buffer_size, num_versions = 20, 3, 800
+    distiller = Distiller(distill_lr=1e-4, batch_size=30)
+    methods: dict[str, tuple[Any, float]] = {
+        "fedavg": (FedAvg(buffer_size=buffer_size), 0.05),
+        "fedasync": (FedAsync(), 0.05),
+        "fedbuff": (FedBuff(buffer_size=buffer_size), 0.05),
+        "ca2fl": (CA2FL(buffer_size=buffer_size, num_clients=num_clients), 0.05),
+        "fedac": (FedAC(buffer_size=buffer_size, num_clients=num_clients, server_lr=3e-3, correction="once"), 0.05),
+        "fadas": (FADAS(buffer_size=buffer_size, server_lr=3e-3), 0.05),
+        "fedecho": (FedEcho(inner=FedBuff(buffer_size=buffer_size), distiller=distiller, seed=seed), 0.05),
+        "fedecho+": (
+            FedEchoPlus(inner=FedBuff(buffer_size=buffer_size), distiller=replace(distiller, prior_correction=1.0), seed=seed),
+            0.05,
+        ),
+    }
+    method, client_lr = methods[algorithm]
+    # About equal virtual time: FedAsync makes a version of each update, FedAvg waits for the slowest of its clients.
+    length, evals = {"fedasync": (3 * num_versions, 60), "fedavg": (60, 1)}.get(algorithm, (num_versions, 20))
+    return Experiment(
+        name="stragglers",
+        task=DigitsTask(num_clients=num_clients, num_unlabeled=300, partition=HeldClassesPartitioner(), seed=seed),
+        algorithm=method,
+        local=LocalTraining(client_lr=client_lr, epochs=2, batch_size=16),
+        concurrency=buffer_size if algorithm == "fedavg" else 10,
+        num_versions=length,
+        runtimes=Runtimes(profile="large", rule="order"),
+        eval_every=evals,
+        seed=seed,
+    )
+
+
 def cifar10(algorithm: str = "fedecho", seed: int = 0) -> Experiment:
     """The paper's table 1: CIFAR-10, ResNet-18, 50 clients, 500 versions, U = 2,000 images of CIFAR-100. Needs a GPU."""
     return _cifar(algorithm, seed, "cifar10", "cifar100", alpha=0.1, plain_lr=0.01, num_versions=500)
@@ -192,6 +225,7 @@ class Recipe:
 
 RECIPES: dict[str, Recipe] = {
     "digits": Recipe(digits),
+    "stragglers": Recipe(stragglers),
     "cifar10": Recipe(cifar10),
     "cifar100": Recipe(cifar100),
     "mrpc": Recipe(mrpc),

@@ -81,12 +81,12 @@ class Runtimes:
 
     ``rule = "size"``: score = size rank in [0, 1] + gamma u; the top ``long_share`` are Long, the next ``medium_share`` Medium.
     With gamma 0 only the size counts; a large gamma makes the classes random. ``rule = "fadas"``: argmax of a
-    Dirichlet(3s, 2s, s) draw with s = ``spread``. ``trace`` is a CSV file with columns client,runtime_s; every dispatch draws
+    Dirichlet(3s, 2s, s) draw with s = ``spread``. ``rule = "order"``: the first clients are Long, the next Medium. ``trace`` is a CSV file with columns client,runtime_s; every dispatch draws
     one of its client's rows.
     """
 
     profile: Literal["large", "mild", "equal"] = "large"
-    rule: Literal["size", "fadas"] = "size"
+    rule: Literal["size", "fadas", "order"] = "size"
     runtime_gamma: Factor = 1.0
     long_share: Annotated[float, share()] = 0.10
     medium_share: Annotated[float, share()] = 0.29
@@ -104,20 +104,24 @@ class Runtimes:
         """Assign a class, or the rows of the trace, to every client."""
         if self.trace is not None:
             return TracedRuntimes(read_trace(Path(self.trace), len(sizes)), seed)
-        classes = self._by_size(sizes, seed) if self.rule == "size" else self._by_dirichlet(len(sizes), seed)
+        classes = self._by_dirichlet(len(sizes), seed) if self.rule == "fadas" else self._by_rank(sizes, seed)
         return ClassRuntimes(PROFILES[self.profile], classes, seed)
 
-    def _by_size(self, sizes: Sequence[int] | NDArray[np.int64], seed: int) -> Classes:
+    def _by_rank(self, sizes: Sequence[int] | NDArray[np.int64], seed: int) -> Classes:
         num_clients = len(sizes)
-        rank = np.argsort(np.argsort(sizes, kind="stable"), kind="stable") / max(num_clients - 1, 1)
-        jitter = np.fromiter((uniform(seed, "runtime class", client) for client in range(num_clients)), np.float64, num_clients)
-        slowest_first = np.argsort(-(rank + self.runtime_gamma * jitter), kind="stable")
+        slowest_first = np.arange(num_clients) if self.rule == "order" else self._largest_first(sizes, seed)
         num_long = int(self.long_share * num_clients + 1e-9)
         num_medium = min(round(self.medium_share * num_clients), num_clients - num_long)
         codes = np.zeros(num_clients, np.uint8)
         codes[slowest_first[: num_long + num_medium]] = NAMES.index(MEDIUM)
         codes[slowest_first[:num_long]] = NAMES.index(LONG)
         return Classes(NAMES, bytearray(codes.tobytes()))
+
+    def _largest_first(self, sizes: Sequence[int] | NDArray[np.int64], seed: int) -> NDArray[np.int64]:
+        num_clients = len(sizes)
+        rank = np.argsort(np.argsort(sizes, kind="stable"), kind="stable") / max(num_clients - 1, 1)
+        jitter = np.fromiter((uniform(seed, "runtime class", client) for client in range(num_clients)), np.float64, num_clients)
+        return np.argsort(-(rank + self.runtime_gamma * jitter), kind="stable")
 
     def _by_dirichlet(self, num_clients: int, seed: int) -> Classes:
         """Draw lazily, on first lookup: a Dirichlet draw takes twenty times as long as ``uniform``."""

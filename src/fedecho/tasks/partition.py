@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedecho.core.randomness import derive, numpy_rng
-from fedecho.core.ranges import Range, at_least, check_ranges
+from fedecho.core.ranges import Range, at_least, check_ranges, share
 
 Indices = NDArray[np.int64]
 
@@ -171,6 +171,47 @@ class ShardPartitioner:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HeldClassesPartitioner:
+    """Gives the last ``num_held`` classes to the first ``num_holders`` clients, and deals the rest to the others.
+
+    The holders divide ``held_share`` of these classes' examples evenly: with 1 nobody else has any. The others divide all remaining
+    examples as with ``ShardPartitioner``. Together with ``runtimes.rule = "order"`` the holders are the slow clients.
+    """
+
+    num_held: Rows = 2
+    num_holders: Rows = 2
+    held_share: Annotated[float, share(above=True)] = 1.0
+    num_shards_per_partition: Rows = 2
+
+    def __post_init__(self) -> None:
+        check_ranges(self, "partition.")
+
+    def split(self, labels: NDArray[Any], num_clients: int, seed: int) -> StoredParts:
+        classes = np.unique(labels)
+        if not self.num_held < len(classes) or not self.num_holders < num_clients:
+            raise ValueError(
+                f"partition.num_held is {self.num_held} of {len(classes)} classes and partition.num_holders is "
+                f"{self.num_holders} of {num_clients} clients: other clients need at least one of each"
+            )
+        rng = numpy_rng(seed, "held classes")
+        held = np.concatenate(
+            [self._held(rng.permutation(np.flatnonzero(labels == each))) for each in classes[-self.num_held :]]
+        )
+        _check(len(held), self.num_holders, 1)
+        others = np.setdiff1d(np.arange(len(labels)), held)
+        shards = ShardPartitioner(num_shards_per_partition=self.num_shards_per_partition)
+        rest = shards.split(np.asarray(labels)[others], num_clients - self.num_holders, seed)
+        client_of = np.empty(len(labels), np.int64)
+        client_of[held] = np.arange(len(held)) % self.num_holders
+        for client, rows in enumerate(rest):
+            client_of[others[rows]] = self.num_holders + client
+        return StoredParts.of(client_of, num_clients)
+
+    def _held(self, rows: Indices) -> Indices:
+        return rows[: max(1, round(self.held_share * len(rows)))]
+
+
+@dataclass(frozen=True, kw_only=True)
 class DrawnPartitioner:
     """Gives each of any number of clients its own random examples, drawn with replacement, so that clients share examples.
 
@@ -199,6 +240,7 @@ PARTITIONERS: dict[str, type[Any]] = {
     "dirichlet": DirichletPartitioner,
     "iid": IidPartitioner,
     "shards": ShardPartitioner,
+    "held": HeldClassesPartitioner,
     "drawn": DrawnPartitioner,
 }
 
