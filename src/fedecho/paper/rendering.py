@@ -47,13 +47,14 @@ class View:
         """The headings below one column of the paper's table, matching ``Figure.cells``."""
         seeds = [f"seed {seed}" for seed in self.seeds] if self.by_seed else ["seeds"]
         last = "ran on" if self.table.names_stand_ins else "gap"
-        return ["ours", *seeds, *(heading for _, heading in self.table.scores), "paper", last]
+        paper = ["paper", last] if self.table.values else []
+        return ["ours" if paper else "accuracy", *seeds, *(heading for _, heading in self.table.scores), *paper]
 
     def finished(self, row: Row, column: Column) -> dict[int, CellResult]:
         """The finished results of a cell, by seed. An untrained model has one result for all seeds."""
         cells = {seed: self.table.cell(row, column, seed) for seed in (self.seeds[:1] if row.untrained else self.seeds)}
         results = {seed: read_result(self.results, cell) for seed, cell in cells.items()}
-        return {seed: result for seed, result in results.items() if result is not None}
+        return {seed: result.until(column.until_s) for seed, result in results.items() if result is not None}
 
     def all_finished(self) -> Iterator[CellResult]:
         for row in self.table.rows:
@@ -78,6 +79,7 @@ class View:
             paper=_plus_minus(*paper) if paper else "",
             gap=_gap_text(gap_of(trained, paper)),
             stand_ins=self.stand_ins(row, ended.values()) if self.table.names_stand_ins else None,
+            in_paper=bool(self.table.values),
         )
 
     def stand_ins(self, row: Row, ended: Iterable[CellResult]) -> tuple[tuple[str, ...], ...]:
@@ -98,11 +100,13 @@ class Figure:
     """Ours minus the paper's. Replaced by ``stand_ins`` in tables whose runs used another model."""
     stand_ins: tuple[tuple[str, ...], ...] | None
     """The deviations of its runs from the paper's, one tuple per distinct set. None in tables that do not show them."""
+    in_paper: bool = True
+    """Whether the paper has a table like this one."""
 
     def cells(self, footnotes: Footnotes) -> list[str]:
         """The texts below ``View.headings``. Stand-ins are shown as footnote marks."""
         last = self.gap if self.stand_ins is None else " or ".join(map(footnotes.mark, self.stand_ins))
-        return [self.ours, *self.seeds, *self.scores, self.paper, last]
+        return [self.ours, *self.seeds, *self.scores, *([self.paper, last] if self.in_paper else [])]
 
 
 def accuracies(results: Iterable[CellResult]) -> list[float]:
@@ -141,9 +145,20 @@ def _plus_minus(mean: float, deviation: float | None) -> str:
 
 
 def _mean_score(results: list[CellResult], name: str) -> str:
+    if name == "minutes_to_90":
+        return _minutes(results)
     mean, only_last = mean_score(results, name)
     last = " (last)" if only_last else ""
     return "" if mean is None else f"{mean:.3f}{last}" if "loss" in name else f"{mean:.2f}{last}"
+
+
+def _minutes(results: list[CellResult]) -> str:
+    """The mean time to the goal. A run that never reaches it counts with its whole time, so the mean is a lower bound."""
+    reached = sum(result.summary["reached_90"] for result in results)
+    if not reached:
+        return "never" if results else ""
+    mean = fmean(result.summary["minutes_to_90"] for result in results)
+    return f"{mean:.0f}" if reached == len(results) else f"> {mean:.0f} ({reached} of {len(results)})"
 
 
 def mean_score(results: list[CellResult], name: str) -> tuple[float | None, bool]:
@@ -152,7 +167,7 @@ def mean_score(results: list[CellResult], name: str) -> tuple[float | None, bool
     if not scores:
         return None, False
     mean = fmean(score.value for score in scores)
-    return mean if "loss" in name else 100 * mean, any(score.only_last for score in scores)
+    return mean if "loss" in name or "minutes" in name else 100 * mean, any(score.only_last for score in scores)
 
 
 def _ran_on(table: PaperTable, row: Row, result: CellResult) -> tuple[str, ...]:
@@ -171,8 +186,13 @@ def _ran_on(table: PaperTable, row: Row, result: CellResult) -> tuple[str, ...]:
 
 
 UNBROKEN = "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}"
-SINGLE = {"final": "of the last one", "best": "of the best one"}
-"""Scores of a single evaluation."""
+MEANING = {
+    "final": "of the last one",
+    "best": "of the best one",
+    "stragglers": "on the slow clients' classes, weighted by their examples",
+    "area": "mean over the whole virtual time",
+    "min to 90 %": "virtual minutes, of seeds that never reach it the whole time",
+}
 
 
 def as_text(view: View) -> Iterator[Table]:
@@ -269,11 +289,17 @@ def _hardware(results: Iterable[CellResult]) -> list[str]:
 
 
 def _legend(table: PaperTable, results: list[CellResult]) -> str:
-    scores = "; ".join(f"{heading}: {SINGLE.get(heading, 'the same')}" for _, heading in table.scores)
+    scores = "; ".join(f"{heading}: {MEANING.get(heading, 'the same')}" for _, heading in table.scores)
     most = max(len(result.evaluations) for result in results)
     last = "mean of a run's last ten evaluations" if most > 1 else "of a run's only evaluation"
+    if any(column.until_s for column in table.columns):
+        last = "mean over the last tenth of the virtual time"
     empty = "empty cells have not run; control rows without results are omitted"
-    gap = "" if table.names_stand_ins else "; gap: ours minus the paper's in points (in the paper's deviations)"
+    gap = (
+        ""
+        if table.names_stand_ins or not table.values
+        else "; gap: ours minus the paper's in points (in the paper's deviations)"
+    )
     return f"accuracy in %, {last} ({scores}), mean ± deviation over seeds{gap}; {empty}"
 
 

@@ -6,7 +6,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -14,6 +14,7 @@ from typing import Any
 
 from fedecho.paper.tables import Cell
 from fedecho.paper.text_tables import first_of
+from fedecho.paper.virtual_time import scores_until
 from fedecho.runs.build import assembled, distiller_of, one_thread
 from fedecho.runs.config import ConfigError, completed, differences, to_config
 from fedecho.runs.evaluation import Evaluator
@@ -23,7 +24,7 @@ from fedecho.runs.folder import FolderInUse, locked_file
 from fedecho.runs.identity import check_same, config_of, header_of, is_finished, notes_of
 from fedecho.runs.job_processes import Report, Say, See, run_jobs
 from fedecho.runs.record import RECORD, JsonObject, read_header, read_record
-from fedecho.runs.record_schema import SchemaError, check_cell, is_number, loaded
+from fedecho.runs.record_schema import Clients, Header, SchemaError, check_cell, is_number, loaded
 from fedecho.runs.run import CHECKPOINT_S, Interrupted, simulate
 from fedecho.runs.run_stats import DivergedError, ProgressWatch, RunState, Watch
 from fedecho.runs.signals import stop_signals
@@ -51,7 +52,17 @@ class CellResult:
 
     @property
     def accuracy(self) -> float:
-        return float(self.summary["last10_accuracy"])
+        return float(self.summary.get("accuracy", self.summary["last10_accuracy"]))
+
+    def until(self, end_s: float | None) -> "CellResult":
+        """The result at a virtual time, for the comparison of methods whose runs end at different times."""
+        if end_s is None or self.diverged:
+            return self
+        if self.summary["virtual_s"] < end_s:
+            raise ValueError(
+                f"{self.cell} ended after {self.summary['virtual_s']:.0f} virtual s, before {end_s:.0f}: run it longer"
+            )
+        return replace(self, summary=self.summary | scores_until(self.evaluations, end_s))
 
     def score(self, name: str) -> "Score | None":
         """A score's mean over the last ten evaluations, like ``accuracy``, or of the last one if the others were not kept.
@@ -209,7 +220,7 @@ def _text(tree: JsonObject) -> str:
     return "{\n" + ",\n".join(f" {json.dumps(key)}: {value}" for key, value in values.items()) + "\n}\n"
 
 
-def _evaluations(folder: Path, header: JsonObject) -> list[JsonObject]:
+def _evaluations(folder: Path, header: Header) -> list[JsonObject]:
     """The evaluations of a run, each with the accuracy on the slow clients' classes where it can be computed."""
     weights = straggler_weights(header.get("clients") or {})
     lines = (
@@ -220,7 +231,7 @@ def _evaluations(folder: Path, header: JsonObject) -> list[JsonObject]:
     return [line | _straggler_accuracy(line.get("per_class"), weights) for line in lines]
 
 
-def straggler_weights(clients: JsonObject) -> dict[int, float]:
+def straggler_weights(clients: Clients) -> dict[int, float]:
     """Each class's share of the Long clients' examples, from a record's header. Empty without labels or Long clients."""
     totals: Counter[int] = Counter()
     for runtime_class, labels in zip(clients.get("classes", ()), clients.get("labels", ()), strict=False):

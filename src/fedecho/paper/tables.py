@@ -27,11 +27,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Column:
-    """A condition of all rows. ``by_method`` adds settings for single methods, such as their number of versions."""
+    """A condition of all rows. ``by_method`` adds settings for single methods, such as their number of versions.
+
+    With ``until_s``, all runs are compared at this virtual time.
+    """
 
     label: str
     settings: Settings = ()
     by_method: tuple[tuple[str, Settings], ...] = ()
+    until_s: float | None = None
 
     def settings_for(self, algorithm: str) -> Settings:
         return (*self.settings, *dict(self.by_method).get(algorithm, ()))

@@ -80,9 +80,9 @@ class Runtimes:
     """Runtime classes as in section 5 of the paper, or a trace of a user's own clients.
 
     ``rule = "size"``: score = size rank in [0, 1] + gamma u; the top ``long_share`` are Long, the next ``medium_share`` Medium.
-    With gamma 0 only the size counts; a large gamma makes the classes random. ``rule = "fadas"``: argmax of a
-    Dirichlet(3s, 2s, s) draw with s = ``spread``. ``rule = "order"``: the first clients are Long, the next Medium. ``trace`` is a CSV file with columns client,runtime_s; every dispatch draws
-    one of its client's rows.
+    With gamma 0 only the size counts; a large gamma makes the classes random. ``rule = "order"``: clients 0, 1, ... are Long, the
+    next Medium. ``rule = "fadas"``: argmax of a Dirichlet(3s, 2s, s) draw with s = ``spread``. ``trace`` is a CSV file with
+    columns client,runtime_s; every dispatch draws one of its client's rows.
     """
 
     profile: Literal["large", "mild", "equal"] = "large"
