@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -24,12 +23,11 @@ from fedecho.runs.folder import FolderInUse, locked_file
 from fedecho.runs.identity import check_same, config_of, header_of, is_finished, notes_of
 from fedecho.runs.job_processes import Report, Say, See, run_jobs
 from fedecho.runs.record import RECORD, JsonObject, read_header, read_record
-from fedecho.runs.record_schema import Clients, Header, SchemaError, check_cell, is_number, loaded
+from fedecho.runs.record_schema import SchemaError, check_cell, is_number, loaded
 from fedecho.runs.run import CHECKPOINT_S, Interrupted, simulate
 from fedecho.runs.run_stats import DivergedError, ProgressWatch, RunState, Watch
 from fedecho.runs.signals import stop_signals
 from fedecho.runs.summary import LAST, Summary
-from fedecho.simulation.runtimes import LONG
 from fedecho.storage.files import make_private, write_atomically
 from fedecho.storage.user_files import MIB, read_bytes
 
@@ -165,7 +163,7 @@ def run_cell(
     result = CellResult(
         cell=first_of(cell).slug,
         summary=summary,
-        evaluations=_evaluations(folder, header),
+        evaluations=_evaluations(folder),
         config=header["config"] or {},
         execution=header["execution"],
         software=header.get("software", {}),
@@ -220,30 +218,9 @@ def _text(tree: JsonObject) -> str:
     return "{\n" + ",\n".join(f" {json.dumps(key)}: {value}" for key, value in values.items()) + "\n}\n"
 
 
-def _evaluations(folder: Path, header: Header) -> list[JsonObject]:
-    """The evaluations of a run, each with the accuracy on the slow clients' classes where it can be computed."""
-    weights = straggler_weights(header.get("clients") or {})
-    lines = (
-        {key: value for key, value in line.items() if key != "event"}
-        for line in read_record(folder)
-        if line["event"] == "evaluation"
-    )
-    return [line | _straggler_accuracy(line.get("per_class"), weights) for line in lines]
-
-
-def straggler_weights(clients: Clients) -> dict[int, float]:
-    """Each class's share of the Long clients' examples, from a record's header. Empty without labels or Long clients."""
-    totals: Counter[int] = Counter()
-    for runtime_class, labels in zip(clients.get("classes", ()), clients.get("labels", ()), strict=False):
-        if runtime_class == LONG:
-            totals.update({int(label): int(number) for label, number in labels.items()})
-    return {label: number / totals.total() for label, number in totals.items()}
-
-
-def _straggler_accuracy(per_class: list[float] | None, weights: dict[int, float]) -> dict[str, float]:
-    if not per_class or not weights:
-        return {}
-    return {"straggler_accuracy": sum(weight * per_class[label] for label, weight in weights.items())}
+def _evaluations(folder: Path) -> list[JsonObject]:
+    lines = (line for line in read_record(folder) if line["event"] == "evaluation")
+    return [{key: value for key, value in line.items() if key != "event"} for line in lines]
 
 
 def _unlabeled(experiment: Any) -> str:

@@ -199,22 +199,25 @@ def _last(run: RunData) -> Floats:
 
 
 def _straggler_curves(methods: list[Method]) -> tuple[list[Figure], list[str]]:
-    """Accuracy over versions on the stragglers' classes and on all others, or why there are no such figures."""
-    shares = [_share(run) for method in methods for run in method.runs]
+    """Accuracy over time on the stragglers' classes and on all others, or why there are no such figures."""
+    runs = [run for method in methods for run in method.runs]
+    divisor, unit = time_unit(max(run.column("time").max(initial=0.0) for run in runs))
+    axes = (f"{runs[0].clock} {unit}", "accuracy")
+    shares = [_share(run) for run in runs]
     bound = next((bound for bound in (ONLY, MOSTLY) if any((share >= bound).any() for share in shares)), None)
     if bound is None:
         most = max(float(share.max()) for share in shares)
         return [], [f"classes that only stragglers hold (there are none: stragglers hold at most {most:.0%} of any class)"]
-    own = [curve for method in methods if (curve := _mean_over(method, bound, True)) is not None]
-    rest = [curve for method in methods if (curve := _mean_over(method, bound, False)) is not None]
+    own = [curve for method in methods if (curve := _mean_over(method, bound, True, divisor)) is not None]
+    rest = [curve for method in methods if (curve := _mean_over(method, bound, False, divisor)) is not None]
     whose = "only stragglers hold" if bound == ONLY else "mostly stragglers hold"
     counted = [int((share >= bound).sum()) for share in shares]
     many = f"{min(counted)} to {max(counted)}" if min(counted) < max(counted) else str(counted[0])
     note = f"Stragglers hold at least {bound:.0%} of the examples of each of these classes ({many} per seed). "
     note += "Seeds without such a class are left out."
-    figures = [Figure("straggler-classes", f"Accuracy on classes that {whose}", "version", "accuracy", own, note, percent=True)]
+    figures = [Figure("straggler-classes", f"Accuracy on classes that {whose}", *axes, own, note, percent=True)]
     if rest:
-        figures.append(Figure("other-classes", "Accuracy on all other classes", "version", "accuracy", rest, percent=True))
+        figures.append(Figure("other-classes", "Accuracy on all other classes", *axes, rest, percent=True))
     return figures, []
 
 
@@ -224,12 +227,12 @@ def _share(run: RunData) -> Floats:
     return share
 
 
-def _mean_over(method: Method, bound: float, own: bool) -> Curve | None:
+def _mean_over(method: Method, bound: float, own: bool, divisor: float) -> Curve | None:
     curves = []
     for run in method.runs:
         chosen, table = (_share(run) >= bound) == own, run.per_class
         if table is not None and chosen[: table.shape[1]].any():
-            curves.append((run.column("version"), table[:, chosen[: table.shape[1]]].mean(axis=1)))
+            curves.append((run.column("time") / divisor, table[:, chosen[: table.shape[1]]].mean(axis=1)))
     return method.curve(curves)
 
 

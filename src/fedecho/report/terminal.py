@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 from rich.text import Text
 
-from fedecho.runs.summary import Summary
+from fedecho.runs.summary import STRAGGLER_ACCURACY, Summary
 
 if TYPE_CHECKING:
     from fedecho.runs.run_stats import RunState
@@ -26,6 +26,8 @@ def percent(values: list[float]) -> str:
 
 def comparison(summaries: Iterable[Summary], title: str, diverged: Mapping[str, int] | None = None) -> Table:
     """A table with one row per method. ``diverged`` is the number of diverged runs by method, which have no summary."""
+    summaries = list(summaries)
+    slow = bool(summaries) and all(STRAGGLER_ACCURACY in summary.scores for summary in summaries)
     table = Table(
         title=Text(title),
         box=SIMPLE_HEAD,
@@ -33,9 +35,11 @@ def comparison(summaries: Iterable[Summary], title: str, diverged: Mapping[str, 
         title_justify="left",
         caption_justify="left",
         caption="accuracy in %, mean ± standard deviation over seeds; last 10: mean of a run's last ten evaluations"
+        + ("; slow: final, on the classes of slow clients" if slow else "")
         + ("; missing seeds diverged" if diverged else ""),
     )
-    for heading in ("method", "seeds", "last 10", "final", "best", "stale", "virt. h", "real s"):
+    headings = ["method", "seeds", "last 10", "final", *(["slow"] if slow else []), "best", "stale", "virt. h", "real s"]
+    for heading in headings:
         table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
     num_diverged = dict(diverged or {})
     grouped: dict[str, list[Summary]] = {}
@@ -47,6 +51,7 @@ def comparison(summaries: Iterable[Summary], title: str, diverged: Mapping[str, 
             _seeds(len(runs), num_diverged.pop(algorithm, 0)),
             percent([run.last10_accuracy for run in runs]),
             percent([run.final_accuracy for run in runs]),
+            *([percent([run.scores[STRAGGLER_ACCURACY] for run in runs])] if slow else []),
             percent([run.best_accuracy for run in runs]),
             f"{fmean(run.mean_staleness for run in runs):.1f}",
             f"{fmean(run.virtual_s for run in runs) / 3600:.2f}",

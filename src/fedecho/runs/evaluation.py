@@ -2,15 +2,21 @@
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from fedecho.core.loop import Transport
-from fedecho.core.task import Stopped, progress_callback
+from fedecho.core.task import Stopped, Task, counts_labels, progress_callback
 from fedecho.core.types import Dispatch, Message
 from fedecho.runs.build import Simulation
 from fedecho.runs.config import ConfigError
+from fedecho.runs.identity import MOST_LISTED
+from fedecho.runs.record import OF_CLASS
 from fedecho.runs.run_stats import EvaluationWatch, Watch, check_scores
+from fedecho.runs.summary import STRAGGLER_ACCURACY
+from fedecho.simulation.runtimes import LONG, ClientRuntimes
 
 RSS_UNIT = 1 if sys.platform == "darwin" else 1024
 """The unit of ``ru_maxrss``: bytes on macOS, kilobytes elsewhere."""
@@ -71,6 +77,24 @@ def _memory() -> dict[str, float]:
     return {"peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT}
 
 
+def straggler_shares(task: Task, runtimes: ClientRuntimes) -> dict[int, float]:
+    """Return each class's share of the Long clients' examples. Empty without label counts or Long clients."""
+    clients, totals = range(task.num_clients), Counter[int]()
+    if not counts_labels(task) or len(clients) > MOST_LISTED:
+        return {}
+    for client in clients:
+        if runtimes.class_of(client) == LONG:
+            totals.update(task.label_counts(client))
+    return {label: number / totals.total() for label, number in totals.items()}
+
+
+def straggler_accuracy(scores: Mapping[str, float], shares: Mapping[int, float]) -> dict[str, float]:
+    """Return the accuracy on the slow clients' classes, weighted by their examples, if the scores have these classes."""
+    by_class = {label: scores.get(f"{OF_CLASS}{label}") for label in shares}
+    known = {label: value for label, value in by_class.items() if value is not None}
+    return {STRAGGLER_ACCURACY: sum(shares[label] * known[label] for label in known)} if shares and known == by_class else {}
+
+
 @dataclass
 class Evaluator:
     """Evaluates a simulation's current model and reports progress to ``watch`` if it is an ``EvaluationWatch``."""
@@ -97,7 +121,11 @@ class Evaluator:
         if "accuracy" not in scores:
             raise ConfigError(f"the task's evaluate() must return an accuracy; it returned {', '.join(scores) or 'nothing'}")
         check_scores(self.simulation.server.model.version, scores)
-        return scores
+        return scores | straggler_accuracy(scores, self._straggler_shares)
+
+    @cached_property
+    def _straggler_shares(self) -> dict[int, float]:
+        return straggler_shares(self.simulation.experiment.task, self.simulation.runtimes)
 
     def report_late(self, version: int, now: float, scores: dict[str, float] | None) -> None:
         """Report an evaluation that was interrupted and has been made up for."""

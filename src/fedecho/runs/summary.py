@@ -14,6 +14,8 @@ from fedecho.storage.user_files import MIB, FileError, read_bytes
 SUMMARY = "summary.json"
 MOST_BYTES = 64 * MIB
 LAST = 10
+STRAGGLER_ACCURACY = "straggler_accuracy"
+"""The score of the slow clients' classes (runs/evaluation.py)."""
 NOT_SCORES = ("event", "version", "time", "real_s", "clients_s", "server_s", "versions_alive", "peak_bytes", "per_class")
 """Fields of an evaluation's line that are not scores of the task."""
 
