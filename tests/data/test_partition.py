@@ -8,7 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedecho.tasks import partition
-from fedecho.tasks.partition import PARTITIONERS, DirichletPartitioner, DrawnPartitioner, IidPartitioner, ShardPartitioner
+from fedecho.tasks.partition import (
+    PARTITIONERS,
+    DirichletPartitioner,
+    DrawnPartitioner,
+    HeldClassesPartitioner,
+    IidPartitioner,
+    ShardPartitioner,
+)
 
 PARTITIONS: list[Any] = [
     DirichletPartitioner(alpha=1.0),
@@ -129,7 +136,22 @@ def test_shards_are_equal_pieces_of_the_rows_sorted_by_label(shards: int) -> Non
 
 def test_names_are_those_of_the_table() -> None:
     known = {"dirichlet": DirichletPartitioner, "iid": IidPartitioner, "shards": ShardPartitioner, "drawn": DrawnPartitioner}
-    assert known == PARTITIONERS
+    assert known | {"held": HeldClassesPartitioner} == PARTITIONERS
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.25])
+@pytest.mark.parametrize("seed", [0, 7])
+def test_holders_have_their_share_of_the_held_classes_and_nothing_else(share: float, seed: int) -> None:
+    """The last two classes: a share of each, divided evenly between the two holders. All other rows belong to the others."""
+    labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(10), 80))
+    parts = HeldClassesPartitioner(num_held=2, num_holders=2, held_share=share).split(labels, 10, seed)
+    assert rows_of(parts) == list(range(800))
+    counts = np.stack([np.bincount(labels[part], minlength=10) for part in parts])
+    assert counts[:2, :8].sum() == 0
+    assert (counts[:2, 8:].sum(axis=0) == 80 * share).all()
+    assert np.ptp(counts[:2].sum(axis=1)) <= 1
+    assert (counts[2:, 8:].sum(axis=0) == 80 * (1 - share)).all()
+    assert (np.count_nonzero(counts[2:], axis=1) <= 4).all(), "two shards have at most four classes"
 
 
 @pytest.mark.parametrize(
@@ -138,6 +160,12 @@ def test_names_are_those_of_the_table() -> None:
         (lambda: DirichletPartitioner(alpha=0.0), r"dirichlet alpha must be above 0, got 0.0"),
         (lambda: DirichletPartitioner(alpha=float("nan")), r"dirichlet alpha must be above 0, got nan"),
         (lambda: DirichletPartitioner(alpha=1.0, min_partition_size=0), r"min_partition_size must be at least 1, got 0"),
+        (lambda: HeldClassesPartitioner(held_share=0.0), r"partition.held_share must be above 0 and at most 1, got 0.0"),
+        (
+            lambda: HeldClassesPartitioner(num_held=2).split(np.arange(40) % 2, 5, 0),
+            r"partition.num_held is 2 of 2 classes and partition.num_holders is 2 of 5 clients: other clients need at least one",
+        ),
+        (lambda: HeldClassesPartitioner(num_holders=9).split(np.arange(40) % 4, 9, 0), r"num_holders is 9 of 9 clients"),
         (lambda: ShardPartitioner(num_shards_per_partition=0), r"num_shards_per_partition must be at least 1, got 0"),
         (lambda: IidPartitioner().split(np.zeros(5), 0, 0), r"num_clients must be at least 1, got 0"),
         (lambda: IidPartitioner().split(np.zeros(5), 6, 0), r"5 examples cannot fill 6 parts of at least 1"),

@@ -331,6 +331,7 @@ def test_only_the_same_experiment_is_shared() -> None:
         *((table, row, seed) for table, row in ABLATED for seed in (0, 1)),
         *(("cifar10", f"control: FADAS, seed {seed}'s partition", seed) for seed in (0, 1)),
         ("gsm8k", "before training", 0),
+        *(("straggler-ablations", method, seed) for method in ("FedEcho", "FedEcho+") for seed in (0, 1)),
     }
 
 

@@ -64,6 +64,12 @@ def test_gamma_0_is_by_size_alone(sizes: list[int], seed: int) -> None:
     assert found == expected
 
 
+def test_by_order_the_first_clients_are_the_slowest_whatever_their_sizes() -> None:
+    expected = ["long"] * 2 + ["medium"] * 6 + ["short"] * 12
+    for sizes in (list(range(20)), [5] * 20, list(range(20, 0, -1))):
+        assert classes(Runtimes(rule="order"), sizes, seed=3) == expected
+
+
 def long_sizes(gamma: float, num_seeds: int = 400) -> np.ndarray:
     """The sizes, 0 to 19, of all that were long over many seeds (2 a seed)."""
     sizes = np.random.default_rng(5).permutation(20)
@@ -152,7 +158,7 @@ def test_fadas_classes_do_not_depend_on_size() -> None:
     ("wrong", "message"),
     [
         ({"profile": "huge"}, r"runtimes.profile must be 'large', 'mild' or 'equal', got 'huge'"),
-        ({"rule": "age"}, r"runtimes.rule must be 'size' or 'fadas', got 'age'"),
+        ({"rule": "age"}, r"runtimes.rule must be 'size', 'fadas' or 'order', got 'age'"),
         ({"runtime_gamma": -0.1}, r"runtime_gamma must be at least 0, got -0.1"),
         ({"long_share": -0.1}, r"runtimes.long_share must be between 0 and 1, got -0.1"),
         ({"long_share": 0.8, "medium_share": 0.3}, r"must add up to at most 1, got 0.8 and 0.3"),

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedecho.cli.catalog import CHECKPOINT_S
+from fedecho.cli.complete import complete_executor
 from fedecho.cli.console import (
     JOBS,
     USER_PATH,
@@ -48,12 +49,11 @@ if TYPE_CHECKING:
     from fedecho.paper.rendering import View
 
 RESULTS = Path("results")
-OUR_SEEDS = (0, 1, 2)
 WIDE = 160
 
 
 def table(
-    name: Annotated[str, typer.Argument(metavar="|".join(TABLES), help="A table of the paper.")],
+    name: Annotated[str, typer.Argument(metavar="|".join(TABLES), help="A table of the paper, or one of ours on digits.")],
     only: Annotated[
         list[str] | None,
         typer.Option("--only", help="Only cells whose name contains this word, or any of a,b. Repeat to require several."),
@@ -62,10 +62,13 @@ def table(
         list[str] | None,
         typer.Option("--without", help="Skip cells whose name contains this word, or any of a,b; repeatable."),
     ] = None,
-    seeds: Annotated[str, typer.Option(help="Comma-separated seeds.")] = ",".join(map(str, OUR_SEEDS)),
+    seeds: Annotated[str | None, typer.Option(help="Comma-separated seeds (default: those of the committed results).")] = None,
     settings: Settings = None,
     jobs: Annotated[int, JOBS, typer.Option(help="Number of parallel cells, each in its own process; they share one GPU.")] = 1,
-    executor: ExecutorOption = "cuda",
+    executor: Annotated[
+        str | None,
+        typer.Option(help="serial, pool, cuda or ray (default: cuda; serial on digits).", autocompletion=complete_executor),
+    ] = None,
     workers: WorkersOption = None,
     device: DeviceOption = None,
     address: AddressOption = None,
@@ -81,7 +84,7 @@ def table(
     runs: Annotated[Path, typer.Option(click_type=USER_PATH, help="Folder of runs.")] = Path("runs") / "tables",
     data_dir: DataDir = None,
 ) -> None:
-    """Run the missing cells of a paper's table and show our results next to the paper's."""
+    """Run the missing cells of a table and show our results, next to the paper's if it has such a table."""
     with one_line_errors() as work:
         from fedecho.paper.rendering import View
         from fedecho.paper.results import CellRunner, fill
@@ -89,10 +92,13 @@ def table(
         use_data_dir(data_dir)
         _check_settings(settings or [], results)
         _check_choices(name, form, show, dry_run, results)
-        paper, chosen = replace(TABLES[name], own=tuple(settings or ())), split_seeds(seeds)
+        paper = replace(TABLES[name], own=tuple(settings or ()))
+        chosen = split_seeds(seeds) if seeds is not None else paper.seeds
         cells = _picked(paper, chosen, only or [], without or [])
         missing = _missing(cells, results)
-        options = execution_options(executor, workers, precision, deterministic, device, address, other_software)
+        options = execution_options(
+            executor or paper.executor, workers, precision, deterministic, device, address, other_software
+        )
         if dry_run:
             _announce(paper, missing, results, chosen)
             return
@@ -226,7 +232,7 @@ def _times(paper: PaperTable, results: Path, seeds: tuple[int, ...]) -> tuple[di
 
     seen: dict[Any, list[float]] = {}
     places: set[str] = set()
-    for cell in paper.cells(seeds if paper.own else tuple(sorted({*seeds, *OUR_SEEDS}))):
+    for cell in paper.cells(seeds if paper.own else tuple(sorted({*seeds, *paper.seeds}))):
         result = read_result(results, cell)
         if result is not None and not result.diverged:
             seen.setdefault(_kind(cell), []).append(result.summary["real_s"] / (result.summary["num_versions"] or 1))

@@ -73,7 +73,7 @@ class PaperTable:
 
     ``values[row label, column label]`` is the paper's mean and its deviation, or None if the paper has none. ``scores`` are
     further columns: the name in the record or summary, and the heading. ``names_stand_ins`` shows in every row which model or
-    data replaced the paper's.
+    data replaced the paper's. ``seeds`` and ``executor`` are what ``fedecho table`` uses unless told otherwise.
     """
 
     name: str
@@ -85,6 +85,8 @@ class PaperTable:
     scores: tuple[tuple[str, str], ...] = ()
     names_stand_ins: bool = False
     own: Settings = ()
+    seeds: tuple[int, ...] = (0, 1, 2)
+    executor: str = "cuda"
 
     def cell(self, row: Row, column: Column, seed: int) -> Cell:
         return Cell(self.name, row, column, seed, self.recipe, self.own)
