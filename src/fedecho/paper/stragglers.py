@@ -26,35 +26,28 @@ SEARCH_SEED = 10
 POLYNOMIAL = ("algorithm.staleness=polynomial",)
 AFTER_STEP = ("dispatch_after_step=true",)
 SGD = ("algorithm.distiller.optimizer=sgd",)
-CLIENT_LRS = tuple(f"local.client_lr={lr}" for lr in ("0.05", "0.1", "0.2"))
 
 
-def _grid(*choices: tuple[str, ...]) -> tuple[Settings, ...]:
-    return tuple(product(*choices))
+def _grid(client_lrs: tuple[str, ...], name: str, values: tuple[str, ...]) -> tuple[Settings, ...]:
+    return tuple((f"local.client_lr={lr}", f"algorithm.{name}={value}") for lr, value in product(client_lrs, values))
 
 
-def _each(name: str, *values: str) -> tuple[str, ...]:
-    return tuple(f"{name}={value}" for value in values)
-
-
-STEP_LRS = _grid(CLIENT_LRS, _each("algorithm.server_lr", "0.5", "1.0"))
-ADAPTIVE_LRS = _grid(CLIENT_LRS[:2], _each("algorithm.server_lr", "0.001", "0.003", "0.01"))
-DISTILL_LRS = _grid(CLIENT_LRS[:2], _each("algorithm.distiller.distill_lr", "3e-05", "0.0001", "0.0003"))
-SGD_LRS = _grid(CLIENT_LRS[:2], _each("algorithm.distiller.distill_lr", "0.003", "0.01", "0.03"))
+HIGH, LOW = ("0.05", "0.1", "0.2"), ("0.02", "0.05", "0.1")
+SERVER_LRS, ADAPTIVE_LRS = ("0.25", "0.5", "1.0"), ("0.001", "0.003", "0.01")
 CANDIDATES: dict[str, tuple[str, Settings, tuple[Settings, ...]]] = {
-    "FedAvg": ("fedavg", (), _grid(CLIENT_LRS, _each("algorithm.buffer_size", "3", "10"))),
-    "FedAsync": ("fedasync", (), _grid(CLIENT_LRS, _each("algorithm.mixing", "0.3", "0.6"))),
-    "FedBuff": ("fedbuff", (), STEP_LRS),
-    "FedBuff, polynomial weights": ("fedbuff", POLYNOMIAL, STEP_LRS),
-    "FedBuff, dispatch after step": ("fedbuff", AFTER_STEP, STEP_LRS),
-    "CA2FL": ("ca2fl", (), STEP_LRS),
-    "FedAC": ("fedac", (), ADAPTIVE_LRS),
-    "FADAS": ("fadas", (), ADAPTIVE_LRS),
-    "FedEcho": ("fedecho", (), DISTILL_LRS),
-    "FedEcho, SGD": ("fedecho", SGD, SGD_LRS),
-    "FedEcho+": ("fedecho+", (), DISTILL_LRS),
+    "FedAvg": ("fedavg", (), _grid(HIGH, "buffer_size", ("3", "5", "10"))),
+    "FedAsync": ("fedasync", (), _grid(HIGH, "mixing", ("0.3", "0.6", "0.9"))),
+    "FedBuff": ("fedbuff", (), _grid(HIGH, "server_lr", SERVER_LRS)),
+    "FedBuff, polynomial weights": ("fedbuff", POLYNOMIAL, _grid(HIGH, "server_lr", SERVER_LRS)),
+    "FedBuff, dispatch after step": ("fedbuff", AFTER_STEP, _grid(HIGH, "server_lr", SERVER_LRS)),
+    "CA2FL": ("ca2fl", (), _grid(LOW, "server_lr", SERVER_LRS)),
+    "FedAC": ("fedac", (), _grid(LOW, "server_lr", ADAPTIVE_LRS)),
+    "FADAS": ("fadas", (), _grid(HIGH, "server_lr", ADAPTIVE_LRS)),
+    "FedEcho": ("fedecho", (), _grid(LOW, "distiller.distill_lr", ("1e-05", "3e-05", "0.0001"))),
+    "FedEcho, SGD": ("fedecho", SGD, _grid(LOW, "distiller.distill_lr", ("0.001", "0.003", "0.01"))),
+    "FedEcho+": ("fedecho+", (), _grid(LOW, "distiller.distill_lr", ("3e-05", "0.0001", "0.0003"))),
 }
-"""Each method's fixed settings and the six settings that the search tries."""
+"""Each method's fixed settings and the nine settings that the search tries: three of each rate, around its best."""
 
 
 def _tried(label: str, algorithm: str, fixed: Settings, candidate: Settings) -> Row:
