@@ -10,18 +10,30 @@ import shutil
 import tempfile
 from contextlib import chdir
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+import numpy as np
 from typer.testing import CliRunner
 
 from fedecho.cli import app
+from fedecho.paper.results import CellResult, read_result
+from fedecho.paper.stragglers import STRAGGLER_TABLES
+from fedecho.paper.tables import Column
+from fedecho.report.spec import PALETTE, Bars, Curve, Figure
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 MADE = re.compile(r"<!-- fedecho (table .*?) -->\n(.*?)\n<!-- end -->", flags=re.DOTALL)
 """A table between the command that makes it and its end."""
-PICTURES = {"timeline-1": "timeline", "staleness-by-class": "staleness", "participation": "participation"}
+PICTURES = {
+    "timeline-1": "timeline",
+    "staleness-by-class": "staleness",
+    "participation": "participation",
+    "straggler-curves": "straggler-curves",
+    "straggler-methods": "straggler-methods",
+}
 
 
 def notebook(page: str) -> dict[str, Any]:
@@ -51,13 +63,52 @@ def write_pictures() -> None:
     from fedecho import load, simulate
     from fedecho.report.page import report_of
     from fedecho.report.paper_figures import write_figures
+    from fedecho.report.spec import Report, Section
 
     with tempfile.TemporaryDirectory() as folder:
         simulate(load("digits", algorithm="fedbuff", versions=100), out=Path(folder) / "run")
         write_figures(report_of([Path(folder) / "run"]), Path(folder))
+        write_figures(Report("", "", [Section("", "", figures=[straggler_curves(), straggler_bars()])]), Path(folder))
         (DOCS / "pictures").mkdir(exist_ok=True)
         for slug, name in PICTURES.items():
             shutil.copy(Path(folder) / f"{slug}.svg", DOCS / "pictures" / f"{name}.svg")
+
+
+STRAGGLERS = STRAGGLER_TABLES["stragglers"]
+SHOWN = ("FedAvg", "FedBuff", "FedEcho", "FedEcho+")
+
+
+def results_of(label: str, column: Column) -> list[CellResult]:
+    """The results of a method of the stragglers' table, one per seed."""
+    (row,) = (row for row in STRAGGLERS.rows if row.label == label)
+    found = (read_result(ROOT / "results", STRAGGLERS.cell(row, column, seed)) for seed in STRAGGLERS.seeds)
+    return [result.until(column.until_s) for result in found if result is not None]
+
+
+def straggler_curves() -> Figure:
+    """Accuracy on the classes of the slow clients alone over virtual time: mean over seeds, and lowest to highest."""
+    column, curves = STRAGGLERS.columns[0], []
+    grid = np.linspace(0, column.until_s or 0, 121)
+    for number, label in enumerate(SHOWN):
+        steps = []
+        for result in results_of(label, column):
+            times = [line["time"] for line in result.evaluations]
+            values = np.array([0.0, *(line["straggler_accuracy"] for line in result.evaluations)])
+            steps.append(values[np.searchsorted(times, grid, side="right")])
+        curves.append(Curve(label, grid / 60, np.mean(steps, 0), PALETTE[number], np.min(steps, 0), np.max(steps, 0)))
+    title = "Accuracy on the two classes that only the slow clients hold"
+    return Figure("straggler-curves", title, "virtual minutes", "accuracy", curves, wide=True, percent=True)
+
+
+def straggler_bars() -> Figure:
+    """All methods with large delays: accuracy on the slow clients' classes, for each way to hold them."""
+    columns, labels = STRAGGLERS.columns[:3], [row.label for row in STRAGGLERS.rows]
+    marks = []
+    for number, column in enumerate(columns):
+        means = [100 * fmean(result.summary["straggler_accuracy"] for result in results_of(label, column)) for label in labels]
+        marks.append(Bars(column.label, labels, np.array(means), PALETTE[number]))
+    title = "Final accuracy on the slow clients' classes in %"
+    return Figure("straggler-methods", title, "", "", marks, wide=True, height=400)
 
 
 def with_tables(page: str) -> str:
