@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from fedecho import ALGORITHMS, RECIPES, FedBuff, __version__, load, resume, simulate
-from fedecho.cli import app
+from fedecho.cli import app, catalog
 from fedecho.core import task as breaks
 from fedecho.core.loop import Moment
 from fedecho.runs import compare, signals
@@ -45,7 +45,7 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_list_names_everything() -> None:
     said = fedecho("list")
-    for name in [*ALGORITHMS, *RECIPES, "large", "mild"]:
+    for name in [*ALGORITHMS, *RECIPES, "large", "mild", *catalog.RECIPES.values()]:
         assert name in said
 
 
@@ -100,8 +100,9 @@ def test_compare_ends_in_a_table_and_keeps_what_is_finished(tmp_path: Path) -> N
         *SHORT,
     ]
     first = fedecho(*words)
-    assert "fedbuff" in first
-    assert "fedecho" in first
+    rows = [line.split() for line in first.splitlines()]
+    assert [row[:2] for row in rows if row and row[0] in ALGORITHMS] == [["fedbuff", "2"], ["fedecho", "2"]]
+    assert "…" not in first, "nothing is cut off at 80 columns"
     stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "both").rglob("summary.json")}
     assert len(stamps) == 4
     assert fedecho(*words) == first

@@ -2,6 +2,7 @@
 
 RECIPES = {
     "digits": "UCI digits, 20 clients with few classes each, one in ten of them 50 times slower. Takes seconds on a laptop.",
+    "stragglers": "UCI digits; only the two slowest of 20 clients hold examples of the digits 8 and 9.",
     "cifar10": "The paper's table 1: CIFAR-10, ResNet-18, 50 clients, 500 versions, U = 2,000 CIFAR-100 images. Needs a GPU.",
     "cifar100": "The paper's table 2: CIFAR-100, ResNet-18, 50 clients, 1,000 versions, U = 2,000 CIFAR-10 images. Needs a GPU.",
     "mrpc": "The paper's MRPC table: BERT-base, 10 clients, 200 versions, 100 unlabeled pairs. Needs a GPU and fedecho[text].",

@@ -63,7 +63,7 @@ def list_all(as_json: AsJson = False) -> None:
     for heading, summaries in tables.items():
         out.print(heading)
         for name, summary in summaries.items():
-            out.print(f"  {name:12} {summary}", soft_wrap=True)
+            out.print(f"  {name:12} {summary}", soft_wrap=True, markup=False)
     out.print(f"[bold]runtime profiles[/] (--set runtimes.profile=NAME)\n  {', '.join(PROFILES)}")
 
 
