@@ -137,7 +137,7 @@ def test_what_a_run_has_to_say_is_said_by_its_comparison(tmp_path: Path) -> None
     words = ["compare", "digits", "--algorithms", "fedbuff", "--seeds", "0", "--versions", "2", *SHORT, "--out", "odd[/b]"]
     command = [sys.executable, "-m", "fedecho.cli", *words, "--executor", "ray", "--workers", "1"]
     pytest.importorskip("ray", reason="needs Ray: pip install 'fedecho[ray]'")
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "fedbuff seed 0: starting Ray" in done.stderr
     assert "the runs are in odd[/b];" in done.stdout
@@ -193,7 +193,7 @@ def test_the_version() -> None:
 def test_a_pool_in_an_unguarded_script_says_what_to_do(tmp_path: Path) -> None:
     script = tmp_path / "mine.py"
     script.write_text('from fedecho import load, simulate\nsimulate(load("digits", versions=1), executor="pool", workers=1)\n')
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode != 0
     assert '`if __name__ == "__main__":`' in done.stderr
     assert done.stderr.count("Traceback") == 1
@@ -212,16 +212,17 @@ def _comparison(folder: Path) -> tuple[list[str], subprocess.Popen[str]]:
 
 
 def _is_stopped_in_good_order(folder: Path) -> None:
-    assert len(list(folder.iterdir())) == 2, "no other run was begun"
-    for run in folder.iterdir():
-        assert (run / "summary.json").exists() or list(run.glob("checkpoint-*")), f"{run.name} has nothing to go on from"
+    stopped = [run for run in folder.iterdir() if not (run / "summary.json").exists()]
+    assert 1 <= len(stopped) <= 2, "no other run was begun"
+    for run in stopped:
+        assert list(run.glob("checkpoint-*")), f"{run.name} has nothing to go on from"
 
 
 def test_ctrl_c_stops_a_comparison_and_the_same_command_goes_on(tmp_path: Path) -> None:
     """A terminal sends it to all of its processes: those that run are then asked twice, by it and by the command."""
     command, process = _comparison(tmp_path / "both")
     os.killpg(process.pid, signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=300)
     assert process.returncode == 130
     assert "Traceback" not in said
     assert "run the same command again to continue" in said
@@ -237,7 +238,7 @@ def test_a_comparison_that_is_told_to_end_leaves_no_process_behind(tmp_path: Pat
     """Not even one that was killed: its workers see that it is gone, keep what they have and go."""
     _, process = _comparison(tmp_path / "both")
     process.send_signal(number)
-    _, said = process.communicate(timeout=60)  # until the last process that has its stderr has ended
+    _, said = process.communicate(timeout=300)  # until the last process that has its stderr has ended
     assert process.returncode == (130 if number == signal.SIGTERM else -number)
     assert ("run the same command again to continue" in said) == (number == signal.SIGTERM)
     _is_stopped_in_good_order(tmp_path / "both")

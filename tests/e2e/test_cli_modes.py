@@ -133,7 +133,7 @@ def test_a_shell_completes(tmp_path: Path) -> None:
         "COMP_CWORD": "4",
     }
     code = "import sys; sys.argv = ['fedecho']; from fedecho.cli import app; app(prog_name='fedecho')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=asked, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=asked, timeout=300, check=False)
     assert "local.client_lr=" in done.stdout.split()
 
 

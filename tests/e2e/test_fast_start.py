@@ -32,7 +32,7 @@ assert "torch" not in sys.modules
 def output_without_torch(*words: str, **environment: str) -> str:
     command = [sys.executable, "-c", START.format(words=words)]
     settings = {**os.environ, "COLUMNS": "200", **environment}
-    done = subprocess.run(command, capture_output=True, text=True, env=settings, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, env=settings, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -84,7 +84,7 @@ def test_a_killed_pool_leaves_no_shared_memory_and_its_run_resumes_to_the_same_b
         assert pool.poll() is None
         time.sleep(0.01)
     kill(pool.pid, signal.SIGKILL)
-    _, said = pool.communicate(timeout=60)  # until the last process has closed it
+    _, said = pool.communicate(timeout=300)  # until the last process has closed it
     assert pool.returncode == -signal.SIGKILL
     assert memory_of_group(pool.pid) == []
     assert "leaked" not in said
@@ -129,9 +129,10 @@ def test_ctrl_c_leaves_a_resumable_run(reference: Path, tmp_path: Path) -> None:
         command("run", "digits", *SETTINGS, "--out", str(folder)), stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     while not (folder / "run.jsonl").exists() or (folder / "run.jsonl").stat().st_size < 5000:
+        assert process.poll() is None
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=300)
     assert process.returncode == 130
     assert f"fedecho resume {folder}" in said
     assert "Traceback" not in said

