@@ -31,7 +31,6 @@ from fedecho.core.server import Receipt, Server
 from fedecho.core.types import ClientUpdate, GlobalModel, Joined, Left, Lost
 from fedecho.runs.build import assembled
 from fedecho.runs.record import Record
-from fedecho.simulation.runtimes import ClassRuntimes
 from fedecho.storage.checkpoint import encode
 
 NUM_CLIENTS, MOST_MUTATIONS = 8, 3
@@ -166,7 +165,7 @@ def fuzz(num: int, seed: int) -> Found:
     found = Found()
     experiments = {name: load("digits", algorithm=name, versions=10**6, settings=SETTINGS) for name in ALGORITHMS}
     servers = {name: server_of(experiment) for name, experiment in experiments.items()}
-    record = Record.in_memory(ClassRuntimes({}, ["short"] * NUM_CLIENTS, 0))
+    record = Record.in_memory(lambda client: "short")
     for number in range(num):
         name = list(servers)[below(len(servers), seed, "algorithm", number)]
         server = servers[name]
@@ -190,7 +189,7 @@ def fuzz(num: int, seed: int) -> Found:
             found.fail(error, f"number {number}, {name}: {'; '.join(chosen) or 'a good update'}")
             servers[name] = server_of(experiments[name])
         if number % 1000 == 0:
-            record = Record.in_memory(ClassRuntimes({}, ["short"] * NUM_CLIENTS, 0))
+            record = Record.in_memory(lambda client: "short")
     return found
 
 

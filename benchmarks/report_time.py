@@ -49,7 +49,7 @@ def make_run(
         "software": {"fedecho": "0", "python": "3", "torch": "2", "numpy": "2", "platform": "none"}, "command": "made up",
         "started": "", "num_params": 11_000_000, "clients": {"examples": sizes, "classes": classes, "labels": labels},
     }  # fmt: skip
-    record = Record.new(folder, runtimes, header)
+    record = Record.new(folder, runtimes.class_of, header)
     _live(record, runtimes, method, seed, num_clients, num_versions, buffer_size, concurrency)
     record.close()
 

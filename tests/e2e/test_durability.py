@@ -310,7 +310,7 @@ def test_a_run_of_before_there_was_a_setting_still_resumes(tmp_path: Path, whole
         return tree
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedecho.runs.run.config_of", before)
+        patch.setattr("fedecho.runs.identity.config_of", before)
         stopped_with_checkpoint(tmp_path)
     assert "proximal" not in read_header(tmp_path)["config"]["local"]
     other = from_config(read_header(tmp_path)["config"])

@@ -17,10 +17,11 @@ from typer.testing import CliRunner
 
 from fedecho import Experiment, resume, simulate, trained
 from fedecho.cli import app
-from fedecho.flower import Waiting, journal, make_client_app, server_app
+from fedecho.flower import Waiting, make_client_app, server_app
 from fedecho.flower.codec import Codec
 from fedecho.flower.server_app import run_experiment
 from fedecho.learning.privacy import Privacy
+from fedecho.runs import journal
 from fedecho.runs import privacy_budget as accounting
 from fedecho.runs.build import bound_network, server_of
 from fedecho.runs.config import ConfigError, to_config
@@ -283,7 +284,7 @@ def test_a_run_of_before_there_was_a_setting_goes_on(tmp_path: Path, monkeypatch
     grid = grid_for(experiment)
     killed_after(grid, 5)
     with monkeypatch.context() as patch:
-        patch.setattr(server_app, "config_of", before)
+        patch.setattr("fedecho.runs.identity.config_of", before)
         with pytest.raises(KilledError):
             run(experiment, grid, tmp_path)
     assert "corrected" not in read_header(tmp_path)["config"]["local"]

@@ -168,19 +168,11 @@ def test_an_odd_summary_is_named(tmp_path: Path, text: str, said: str) -> None:
     assert said in str(caught.value)
 
 
-class OneKind:
-    def class_of(self, client: int) -> str:
-        return "short"
-
-    def draw(self, client: int, dispatch: int) -> float:
-        return 1.0
-
-
 def test_every_line_that_a_record_writes_is_read_back(tmp_path: Path) -> None:
     """Refusals have a code, and a client may call its metrics what it likes, even by names that our own fields have."""
     metrics = dict.fromkeys(("loss", "code", "reason", "status", "time", "class"), 0.5)
     job: dict[str, Any] = {"dispatch": 3, "base_version": 1, "staleness": 0}
-    record = Record.new(tmp_path, OneKind(), {k: v for k, v in lines()[0].items() if k != "event"})
+    record = Record.new(tmp_path, lambda client: "short", {k: v for k, v in lines()[0].items() if k != "event"})
     for receipt in (
         Receipt("accepted", 1, **job, metrics=metrics),
         Receipt("rejected", 1, "delta is not finite", "not finite", **job),

@@ -12,9 +12,9 @@ from flwr.serverapp.strategy import Result
 from fedecho.core.algorithm import buffer_size_of
 from fedecho.core.loop import Moment
 from fedecho.core.server import Receipt, Server
-from fedecho.flower.journal import Journal
 from fedecho.flower.wire import NUM_EXAMPLES
 from fedecho.runs.folder import MODEL
+from fedecho.runs.journal import Journal
 from fedecho.runs.methods import is_weighted, method_of, num_unlabeled_of
 from fedecho.runs.record import EVALUATION, INITIAL, OF_CLASS, JsonObject
 from fedecho.runs.run_stats import RunState, clock
@@ -37,12 +37,12 @@ class RunLog:
         self._counted: dict[str, tuple[int, float]] = {}
         """By code: the number of failures logged so far, and when."""
 
-    def begin(self) -> None:
-        """Log what the run is, or where it resumes."""
+    def begin(self, past: Iterable[JsonObject], resumed: bool) -> None:
+        """Log what the run is, or where it resumes. ``past`` is its record so far."""
         server, identity, folder = self._server, self._journal.identity, self._journal.folder
-        for line in self._journal.past():
+        for line in past:
             self._state.recall(line)
-        if self._journal.resumed:
+        if resumed:
             self._say(f"resuming the run in {folder} from version {server.model.version}")
         num_unlabeled = num_unlabeled_of(server.algorithm)
         size = buffer_size_of(server.algorithm)

@@ -18,16 +18,15 @@ from fedecho.core.algorithm import Algorithm, buffer_size_of, check_algorithm, d
 from fedecho.core.server import Server
 from fedecho.core.types import GlobalModel
 from fedecho.distill.student import Student, distils
+from fedecho.flower.deployed_run import DeployedRun
 from fedecho.flower.grid import Waiting
-from fedecho.flower.journal import Identity, Journal
 from fedecho.flower.run_log import History
-from fedecho.flower.server_app import federate
 from fedecho.flower.transport import GridTransport
 from fedecho.flower.user_model import UserModel
 from fedecho.flower.wire import PROXIMAL
 from fedecho.runs.config import to_config
 from fedecho.runs.experiment import attributes, check_clients, describe, with_seed
-from fedecho.runs.identity import name_of
+from fedecho.runs.identity import Identity, name_of
 from fedecho.runs.methods import by_examples
 
 PLAIN = (str, int, float, bool, dict, list, type(None))
@@ -124,26 +123,20 @@ class AsyncStrategy:
         transport = GridTransport(
             grid=grid, codec=codec, num_clients=self.num_clients, waiting=waiting, ask=self.ask_partition, say=_say
         )
-        folder = None if self.folder is None else Path(self.folder)
-        journal = Journal(
-            self._identity(num_rounds, train_config), server, transport, model.layout, folder, _say, model.full_state.named
+        run = DeployedRun(
+            self._identity(num_rounds, train_config),
+            server,
+            transport,
+            None if self.folder is None else Path(self.folder),
+            num_params=model.layout.num_params,
+            named=model.full_state.named,
+            say=_say,
         )
         history = History(result)
-        try:
-            history.recall(journal.past())
-            federate(
-                server,
-                transport,
-                journal,
-                num_versions=num_rounds,
-                evaluate=evaluate,
-                evaluate_first=True,
-                watch=history.see,
-                say=_say,
-            )
-            result.arrays = codec.arrays(server.model.weights) if journal.finished is None else model.saved(journal.model())
-        finally:
-            journal.close()
+        with run.opened(other_software=self.other_software, folder_setting="folder"):
+            history.recall(run.past())
+            run.complete(evaluate=evaluate, evaluate_first=True, watch=history.see)
+            result.arrays = codec.arrays(server.model.weights) if run.finished is None else model.saved(run.saved_model())
         return result
 
     def _identity(self, num_rounds: int, train_config: ConfigRecord | None) -> Identity:
@@ -154,9 +147,7 @@ class AsyncStrategy:
             seed=self.seed,
             num_versions=num_rounds,
             config=self._described(),
-            header=self._parts(train_config),
-            other_software=self.other_software,
-            folder_setting="folder",
+            parts=self._parts(train_config),
         )
 
     def _described(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from fedecho.runs.evaluation import Evaluator
 from fedecho.runs.execution import Execution, check_same_arithmetic
 from fedecho.runs.experiment import Experiment
 from fedecho.runs.folder import FolderInUse, locked_file
-from fedecho.runs.identity import check_same, config_of, header_of, is_finished, notes_of
+from fedecho.runs.identity import check_same, config_of, is_finished, notes_of, software
 from fedecho.runs.job_processes import Report, Say, See, run_jobs
 from fedecho.runs.record import RECORD, JsonObject, read_header, read_record
 from fedecho.runs.record_schema import SchemaError, check_cell, is_number, loaded
@@ -188,16 +188,16 @@ def _untrained(
         scores = Evaluator(simulation, watch, stop).scores()
         if scores is None:
             raise Interrupted("stopped before the evaluation was complete; run the same command again to repeat it")
-        header = header_of(simulation, config_of(experiment), simulation.execution.described())
+        execution_used = simulation.execution.described()
     accuracy, real_s = scores["accuracy"], round(time.perf_counter() - began, 3)
     summary = {"num_versions": 0, "last10_accuracy": accuracy, "final_accuracy": accuracy, "scores": scores, "real_s": real_s}
     return CellResult(
         cell=first_of(cell).slug,
         summary=summary,
         evaluations=[{"version": 0, "time": 0.0, **scores, "real_s": real_s}],
-        config=header["config"],
-        execution=header["execution"],
-        software=header["software"],
+        config=config_of(experiment) or {},
+        execution=execution_used,
+        software=software(),
         unlabeled="",
         commit=commit(),
         notes=notes_of(experiment.task),

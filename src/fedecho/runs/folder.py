@@ -1,95 +1,22 @@
-"""The run folder: locking, checks before writing, restoring a checkpoint, and the final files."""
+"""The run folder: its lock, the checks before a run is started or resumed there, and leftovers of killed processes."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import fields, is_dataclass
 from errno import EAGAIN, ENOLCK, ENOSYS, ENOTSUP
 from fcntl import LOCK_EX, LOCK_NB, flock
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save
-from torch import Tensor
-
-from fedecho.algorithms.fedecho import FedEchoState
-from fedecho.core.server import Server
 from fedecho.runs.config import ConfigError
 from fedecho.runs.experiment import Experiment
-from fedecho.runs.identity import check_same, is_finished, model_digest
-from fedecho.runs.record import RECORD, JsonObject, Record, RecordPosition, read_header
+from fedecho.runs.identity import check_same, is_finished
+from fedecho.runs.record import RECORD, read_header
 from fedecho.runs.record_schema import Header
-from fedecho.runs.summary import SUMMARY, Summary, accuracies, last_scores
-from fedecho.storage.checkpoint import CheckpointError, SameTemplate, decode, load_checkpoint, remove_checkpoints
-from fedecho.storage.files import disk_full_at, make_private, open_own, write_atomically
-
-ADVICE = "start in a new folder"
-ALGORITHM_STATE = "state"
-"""The algorithm's part of a server's state. Its types are up to the algorithm and are not checked."""
-
-
-def restore_checkpoint(
-    folder: Path,
-    server: Server[Any],
-    fresh: Mapping[str, Any],
-    take: Callable[[Mapping[str, Any]], None],
-    say: Callable[[str], None],
-) -> RecordPosition | None:
-    """Load the newest checkpoint, pass it to ``take``, and return its position in the record. None if there is no checkpoint.
-
-    ``fresh`` is what a checkpoint of the newly built run would hold. The loaded one must have the same types.
-    """
-    loaded = load_checkpoint(folder, say)
-    if loaded is None:
-        return None
-    try:
-        tree = decode(*loaded, {"server": {"state": server.state, "models": SameTemplate(server.model)}})
-        if tree["fingerprint"] != fresh["fingerprint"]:
-            raise CheckpointError(f"the checkpoint in {folder} has another configuration than its record; {ADVICE}")
-        _check_types(tree, fresh, "")
-        take(tree)
-        return RecordPosition(
-            tree["position"], tree["record_sha256"], tree.get("record_others", 0)
-        )  # deployments do not sample
-    except CheckpointError:
-        raise
-    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RuntimeError) as error:
-        cause = f"{type(error).__name__}: {error}".partition("\n")[0]
-        raise CheckpointError(
-            f"the checkpoint in {folder} was written by another version of fedecho ({cause}); {ADVICE}"
-        ) from error
-
-
-def _check_types(saved: Any, fresh: Any, name: str) -> None:
-    """Check that ``saved`` has the types of ``fresh``. Where ``fresh`` is None or an empty table, anything is accepted."""
-    if fresh is None:
-        return
-    if isinstance(fresh, Mapping):
-        _require(isinstance(saved, Mapping), saved, name)
-        named = all(isinstance(key, str) for key in fresh)
-        for key, value in saved.items():
-            like = fresh.get(key) if named else next(iter(fresh.values()))
-            if key != ALGORITHM_STATE:
-                _check_types(value, like, f"{name}.{key}".removeprefix("."))
-    elif isinstance(fresh, list | tuple):
-        _require(isinstance(saved, list), saved, name)
-    elif isinstance(fresh, Tensor):
-        _require(isinstance(saved, Tensor) and (saved.shape, saved.dtype) == (fresh.shape, fresh.dtype), saved, name)
-    elif is_dataclass(fresh):
-        _require(type(saved) is type(fresh), saved, name)
-        for each in fields(fresh):
-            _check_types(getattr(saved, each.name), getattr(fresh, each.name), f"{name}.{each.name}")
-    else:
-        accepted = {float: (float, int), str: (str, type(None))}
-        _require(type(saved) in accepted.get(type(fresh), (type(fresh),)), saved, name)
-
-
-def _require(fits: bool, saved: Any, name: str) -> None:
-    if not fits:
-        shown = f"a tensor of shape {tuple(saved.shape)}" if isinstance(saved, Tensor) else f"{saved!r:.40}"
-        raise TypeError(f"{name or 'the whole checkpoint'} is {shown}")
-
+from fedecho.runs.summary import SUMMARY
+from fedecho.storage.checkpoint import remove_checkpoints
+from fedecho.storage.files import disk_full_at, make_private, open_own
 
 LOCK = ".lock"
 MODEL = "model.safetensors"
@@ -248,30 +175,3 @@ def _has_name(file: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(file), path.lstat())
     except FileNotFoundError:
         return False
-
-
-def summary_of(server: Server[Any], evaluations: Sequence[JsonObject], **other_fields: Any) -> Summary:
-    """Build the summary from the server's counts and the evaluations. ``other_fields`` are its remaining fields."""
-    bank = server.state.bank if isinstance(server.state, FedEchoState) else None
-    return Summary(
-        num_versions=server.model.version,
-        accepted=server.counts["accepted"],
-        rejected=server.counts["rejected"],
-        lost=server.counts["lost"],
-        reasons=dict(server.reasons),
-        peak_versions_alive=server.versions.peak_alive,
-        bank_bytes=0 if bank is None else bank.num_bytes,
-        model_sha256=model_digest(server.model.weights),
-        scores=last_scores(evaluations),
-        **accuracies(evaluations),
-        **other_fields,
-    )
-
-
-def finish_folder(folder: Path, record: Record, named: Mapping[str, Tensor], summary: Summary) -> None:
-    """Write the model and the summary, then remove the checkpoints. A run that has a summary is finished."""
-    record.sync()
-    # Only one metadata entry: safetensors writes several in an order that differs between processes.
-    write_atomically(folder / MODEL, save(dict(named), {"format": "pt"}))
-    summary.write(folder)
-    remove_checkpoints(folder)

@@ -6,7 +6,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import is_dataclass
+from dataclasses import dataclass, is_dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -234,34 +234,57 @@ def _files_of(task: Any) -> dict[str, str]:
     return {MODEL_FILES: files} if isinstance(files, str) else {}
 
 
-def parts_of(experiment: Experiment, config: JsonObject | None) -> JsonObject:
-    """Header entries that describe an experiment without a configuration, because it has a user's own classes."""
-    if config is not None:
-        return {"parts": None}
-    return {"parts": describe(experiment), "attributes": attributes(experiment)}
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """What a run is: its name, method, seed, length and configuration. ``parts`` are further header entries."""
+
+    name: str
+    algorithm: str
+    seed: int
+    num_versions: int
+    config: JsonObject | None
+    parts: JsonObject
+
+    @classmethod
+    def of(cls, experiment: Experiment) -> "Identity":
+        task, config = experiment.task, config_of(experiment)
+        described = {"parts": describe(experiment), "attributes": attributes(experiment)} if config is None else {"parts": None}
+        return cls(
+            name=experiment.name,
+            algorithm=name_of(experiment.algorithm),
+            seed=experiment.seed,
+            num_versions=experiment.num_versions,
+            config=config,
+            parts={**described, "num_unlabeled": task.num_unlabeled, "notes": notes_of(task)},
+        )
+
+    def header(self, execution: JsonObject, num_params: int, **libraries: str) -> JsonObject:
+        """The header of a record. ``libraries`` are versions of further software."""
+        return {
+            "format": 1,
+            "name": self.name,
+            "algorithm": self.algorithm,
+            "config": self.config,
+            "seed": self.seed,
+            "num_versions": self.num_versions,
+            "execution": execution,
+            "software": software(**libraries),
+            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "num_params": num_params,
+            **self.parts,
+        }
 
 
-def header_of(simulation: Simulation, config: JsonObject | None, execution: JsonObject) -> JsonObject:
-    task, every = simulation.experiment.task, simulation.experiment.record_every or 1
+def header_of(simulation: Simulation, identity: Identity) -> JsonObject:
+    """The header of a simulation's record."""
+    experiment, every = simulation.experiment, simulation.experiment.record_every or 1
     return {
-        "format": 1,
-        "name": simulation.experiment.name,
-        "algorithm": name_of(simulation.experiment.algorithm),
-        "config": config,
-        **parts_of(simulation.experiment, config),
-        "trace_sha256": trace_digest(simulation.experiment),
-        "seed": simulation.experiment.seed,
-        "num_versions": simulation.experiment.num_versions,
-        "execution": execution,
-        "software": software(),
+        **identity.header(simulation.execution.described(), simulation.layout.num_params),
+        "trace_sha256": trace_digest(experiment),
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "num_params": simulation.layout.num_params,
-        "num_unlabeled": task.num_unlabeled,
         "inputs": dict(simulation.inputs),
-        "notes": notes_of(task),
         **({"record_every": every} if every > 1 else {}),
-        "clients": _clients(task, simulation.runtimes),
+        "clients": _clients(experiment.task, simulation.runtimes),
     }
 
 

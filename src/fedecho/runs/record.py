@@ -8,7 +8,7 @@ job, by dispatch number, but all versions and evaluations.
 import io
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
@@ -24,7 +24,6 @@ from fedecho.storage.user_files import MIB
 if TYPE_CHECKING:  # `fedecho report` reads records without torch
     from fedecho.core.loop import Moment
     from fedecho.core.server import Receipt
-    from fedecho.simulation.runtimes import ClientRuntimes
 
 RECORD = "run.jsonl"
 MOST_LINE_BYTES = 256 * MIB
@@ -40,6 +39,9 @@ EVALUATION, INITIAL = "evaluation", "initial evaluation"
 JsonObject = dict[str, Any]
 """One JSON object of a record, or a table of a configuration."""
 
+ClassOf = Callable[[int], str]
+"""The runtime class of a client."""
+
 
 @dataclass(frozen=True, slots=True)
 class RecordPosition:
@@ -54,30 +56,30 @@ class RecordPosition:
 class Record:
     """Appends lines to a run's record and keeps a running digest of it."""
 
-    def __init__(self, file: BinaryIO, runtimes: "ClientRuntimes", path: Path = Path(RECORD), every: int = 1) -> None:
+    def __init__(self, file: BinaryIO, class_of: ClassOf, path: Path = Path(RECORD), every: int = 1) -> None:
         self._file = file
-        self._runtimes = runtimes
+        self._class_of = class_of
         self._path = path
         self._every = every
         self._others = 0
         self._digest = sha256()
 
     @classmethod
-    def in_memory(cls, runtimes: "ClientRuntimes", every: int = 1) -> "Record":
-        return cls(io.BytesIO(), runtimes, every=every)
+    def in_memory(cls, class_of: ClassOf, every: int = 1) -> "Record":
+        return cls(io.BytesIO(), class_of, every=every)
 
     @classmethod
-    def new(cls, folder: Path, runtimes: "ClientRuntimes", header: JsonObject, every: int = 1) -> "Record":
+    def new(cls, folder: Path, class_of: ClassOf, header: JsonObject, every: int = 1) -> "Record":
         line = json.dumps({"event": "header", **header}, separators=(",", ":"))
         write_atomically(folder / RECORD, line.encode() + b"\n")  # the file never exists without its header
-        return cls.continued(folder, runtimes, None, every)
+        return cls.continued(folder, class_of, None, every)
 
     @classmethod
-    def continued(cls, folder: Path, runtimes: "ClientRuntimes", mark: RecordPosition | None, every: int = 1) -> "Record":
+    def continued(cls, folder: Path, class_of: ClassOf, mark: RecordPosition | None, every: int = 1) -> "Record":
         """Reopen a record, truncated to ``mark`` (None: to its header). The rest of the run is replayed."""
         path = folder / RECORD
         file = open(path, "rb+", opener=open_own)  # noqa: SIM115 (Path.open has no opener; the record closes the file)
-        record = cls(file, runtimes, path, every)
+        record = cls(file, class_of, path, every)
         position = len(file.readline()) if mark is None else mark.position
         complete = record._hash_until(position)
         if mark is not None and (not complete or mark.sha256 != record._digest.hexdigest()):
@@ -147,7 +149,7 @@ class Record:
             line["code"] = receipt.code
         if receipt.dispatch >= 0:
             line |= {"dispatch": receipt.dispatch, "base": receipt.base_version, "staleness": receipt.staleness}
-            line["class"] = self._runtimes.class_of(receipt.client)
+            line["class"] = self._class_of(receipt.client)
         if receipt.status == "accepted":
             metrics = {name: value for name, value in receipt.metrics.items() if name not in REJECTED_ONLY}
             line = _numbers(metrics) | line | {"norm": rounded(receipt.norm)}

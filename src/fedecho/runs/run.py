@@ -13,22 +13,21 @@ from fedecho.core.loop import Moment, drive
 from fedecho.core.types import Weights
 from fedecho.executors.worker import refuse_while_importing
 from fedecho.runs.build import Simulation, assembled, one_thread
-from fedecho.runs.config import ConfigError, fingerprint, from_config
+from fedecho.runs.config import ConfigError, from_config
 from fedecho.runs.evaluation import Evaluator, TimedTransport
 from fedecho.runs.execution import DeviceName, Execution, ExecutorName, check_same_arithmetic, resume_options
 from fedecho.runs.experiment import Experiment
-from fedecho.runs.folder import check_folder, finish_folder, locked_folder, restore_checkpoint, resumable, summary_of
-from fedecho.runs.identity import check_inputs, check_software, config_of, header_of, name_of, note_software, notes_of
+from fedecho.runs.folder import check_folder, locked_folder, resumable
+from fedecho.runs.identity import Identity, check_inputs, check_software, header_of, notes_of
+from fedecho.runs.journal import Journal
 from fedecho.runs.privacy_budget import check_accountant, privacy_spent
-from fedecho.runs.record import RECORD, JsonObject, Record, RecordPosition, arrivals_digest, collecting_evaluations, read_header
+from fedecho.runs.record import RECORD, JsonObject, read_header
 from fedecho.runs.run_stats import StalenessCounter, StallGuard, Watch
 from fedecho.runs.signals import stop_signals
 from fedecho.runs.summary import Summary
-from fedecho.storage.checkpoint import save_checkpoint
 from fedecho.storage.files import DiskFullError
 
 CHECKPOINT_S = 30.0
-START = RecordPosition(0, None)
 SAME_EXECUTOR = "omit --executor to resume with the same one, or start in another folder"
 
 
@@ -115,68 +114,57 @@ def resume(folder: Path | str, experiment: Experiment | None = None, **options: 
 
 
 class _Run:
-    """The state of one run: its record, checkpoints and counters."""
+    """The state of one run: its journal, counters and times."""
 
     def __init__(
         self, simulation: Simulation, folder: Path | None, checkpoint_s: float, watch: Watch, stop: Callable[[], bool]
     ) -> None:
+        experiment = simulation.experiment
         self.simulation = simulation
         self.folder = folder
         self.checkpoint_s = checkpoint_s
         self.watch = watch
         self.stop = stop
-        self.config = config_of(simulation.experiment)
+        class_of, every = simulation.runtimes.class_of, experiment.record_every or 1
+        self.journal = Journal(Identity.of(experiment), simulation.server, self, folder, class_of, every)
         self.stopwatch = TimedTransport(simulation.transport)
-        self.num_moments = 0
-        self.real_before = self.save_cost_s = 0.0
-        self.stall_guard = StallGuard(simulation.experiment)
+        self.real_before = 0.0
+        self.stall_guard = StallGuard(experiment)
         # Without a folder, an interrupted evaluation could not be repeated later.
         self.evaluator = Evaluator(simulation, watch, stop if folder is not None else lambda: False)
         self.staleness = StalenessCounter()
-        self.began = self.saved_at = time.perf_counter()
+        self.began = time.perf_counter()
 
     @property
     def real_s(self) -> float:
         return self.real_before + time.perf_counter() - self.began
 
-    @property
-    def _pause_s(self) -> float:
-        """Seconds between two checkpoints: as set, but at least so many that saving takes at most 5% of the time."""
-        return max(self.checkpoint_s, 20 * self.save_cost_s) if self.checkpoint_s else 0.0
-
     def run(self, resume: bool, say: Callable[[str], None]) -> Result:
         """Run to the end. A full disk stops the run; its last complete checkpoint remains."""
         try:
-            self.open(resume, say)
+            if self.folder is not None and resume:
+                self._reopen(self.folder, say)
+            elif self.folder is not None:
+                self.journal.begin(self.folder, header_of(self.simulation, self.journal.identity))
             try:
-                return self.finish()
+                return self._finish()
             finally:
-                self.record.close()
+                self.journal.close()
         except DiskFullError as error:
             begun = self.folder is not None and (self.folder / RECORD).exists()
             error.advice = f"free some space, then {f'resume with: {self._how_to_resume}' if begun else 'start it again'}"
             raise
 
-    def open(self, resume: bool, say: Callable[[str], None]) -> None:
-        runtimes, execution = self.simulation.runtimes, self.simulation.execution
-        every = self.simulation.experiment.record_every or 1
-        if self.folder is None:
-            self.record = Record.in_memory(runtimes, every)
-        elif resume:
-            header = read_header(self.folder)
-            self.config = header["config"]  # for the fingerprint of its checkpoints: an older fedecho has fewer settings
-            execution.check_same_kernels(self.folder, header["execution"])
-            check_inputs(self.folder, header.get("inputs") or {}, self.simulation.inputs)
-            mark = restore_checkpoint(self.folder, self.simulation.server, self._state(START), self._restore, say)
-            if mark is None:
-                say(f"no checkpoint in {self.folder} yet: starting from the beginning")
-            self.record = Record.continued(self.folder, runtimes, mark, every)
-            note_software(self.record, self.folder, say)
-        else:
-            header_line = header_of(self.simulation, self.config, execution.described())
-            self.record = Record.new(self.folder, runtimes, header_line, every)
+    def _reopen(self, folder: Path, say: Callable[[str], None]) -> None:
+        header = read_header(folder)
+        self.simulation.execution.check_same_kernels(folder, header["execution"])
+        check_inputs(folder, header.get("inputs") or {}, self.simulation.inputs)
+        mark = self.journal.restore(folder, say)
+        if mark is None:
+            say(f"no checkpoint in {folder} yet: starting from the beginning")
+        self.journal.reopen(folder, mark, say)
 
-    def finish(self) -> Result:
+    def _finish(self) -> Result:
         experiment, server = self.simulation.experiment, self.simulation.server
         if self.evaluator.interrupted:
             now = self.simulation.transport.now
@@ -190,15 +178,14 @@ class _Run:
                 watch=self._moment,
             )
         if server.model.version < experiment.num_versions or self.evaluator.interrupted:
-            self._save()
+            self.journal.save()
             how = "" if self.folder is None else f"; resume with: {self._how_to_resume}"
             raise Interrupted(f"stopped at version {server.model.version} of {experiment.num_versions}{how}")
         return self._result()
 
     def _moment(self, moment: Moment) -> bool:
         self.stopwatch.served()
-        self.num_moments += 1
-        self.record.moment(moment)
+        self.journal.see(moment)
         self.stall_guard.see(moment.receipt)
         self.staleness.see(moment.receipt)
         version = None if moment.step is None else moment.step.model.version
@@ -206,49 +193,33 @@ class _Run:
         self.watch(moment, scores)
         if self.stop():
             return True
-        if self.folder is not None and time.perf_counter() - self.saved_at >= self._pause_s:
-            self._save()
+        if not self.checkpoint_s or self.journal.is_due(self.checkpoint_s):
+            self.journal.save()
         return False
 
     def _evaluate(self, version: int, now: float) -> dict[str, float] | None:
         scores = self.evaluator.scores()
         if scores is not None:
             costs = self.stopwatch.costs() | {"versions_alive": self.simulation.server.versions.num_alive}
-            self.record.evaluation(version, now, scores, {"real_s": round(self.real_s, 3), **costs})
+            self.journal.record.evaluation(version, now, scores, {"real_s": round(self.real_s, 3), **costs})
         return scores
 
-    def _save(self) -> None:
-        if self.folder is None:
-            return
-        began = time.perf_counter()
-        save_checkpoint(self.folder, self.num_moments, self._state(self.record.sync()))
-        self.saved_at = time.perf_counter()
-        self.save_cost_s = self.saved_at - began
-
-    def _state(self, mark: RecordPosition) -> dict[str, Any]:
-        """The content of a checkpoint, with the record at ``mark``."""
+    def snapshot(self) -> dict[str, Any]:
+        """What a checkpoint holds besides the server and the position in the record."""
         return {
-            "fingerprint": self._fingerprint,
-            "server": self.simulation.server.snapshot(),
             "transport": self.simulation.transport.snapshot(),
-            "position": mark.position,
-            "record_sha256": mark.sha256,
-            "record_others": mark.others,
             "tally": self.staleness.to_tree(),
             "real_s": self.real_s,
             "spent": self.stopwatch.spent(),
-            "num_moments": self.num_moments,
             "refused": self.stall_guard.refused,
             "not_finite": self.stall_guard.not_finite,
             "fruitless": self.stall_guard.fruitless,
             "to_judge": self.evaluator.interrupted,
         }
 
-    def _restore(self, tree: Mapping[str, Any]) -> None:
-        """Restore the state that a checkpoint holds."""
-        self.simulation.server.restore(tree["server"])
+    def restore(self, tree: Mapping[str, Any]) -> None:
         self.simulation.transport.restore(tree["transport"], tree["server"]["models"])
-        self.real_before, self.num_moments = tree["real_s"], tree["num_moments"]
+        self.real_before = tree["real_s"]
         self.stopwatch.restore(tree["spent"])
         self.stall_guard.refused, self.stall_guard.fruitless = tree["refused"], tree["fruitless"]
         self.stall_guard.not_finite = tree["not_finite"]
@@ -257,33 +228,19 @@ class _Run:
 
     @property
     def _how_to_resume(self) -> str:
-        if self.config is None:
+        if self.journal.identity.config is None:
             return f'fedecho.resume("{self.folder}", experiment) in Python'
         return f"fedecho resume {self.folder}"
 
-    @property
-    def _fingerprint(self) -> str:
-        return "" if self.config is None else fingerprint(self.config)
-
     def _result(self) -> Result:
-        simulation, server = self.simulation, self.simulation.server
-        experiment, named = simulation.experiment, simulation.named(server.model.weights)
-        evaluations: list[JsonObject] = []
-        arrivals_sha256 = arrivals_digest(collecting_evaluations(self.record.lines(), evaluations))
-        summary = summary_of(
-            server,
-            evaluations,
-            name=experiment.name,
-            algorithm=name_of(experiment.algorithm),
-            seed=experiment.seed,
-            virtual_s=simulation.transport.now,
+        experiment, weights = self.simulation.experiment, self.simulation.server.model.weights
+        named, lines = self.simulation.named(weights), self.journal.record.lines
+        summary, evaluations = self.journal.finish(
+            named,
+            virtual_s=self.simulation.transport.now,
             real_s=round(self.real_s, 3),
-            arrivals_sha256=arrivals_sha256,
             notes=notes_of(experiment.task),
-            privacy=privacy_spent(experiment.privacy, self.record.lines()) if experiment.privacy.on else None,
-            record_every=experiment.record_every or 1,
+            privacy=privacy_spent(experiment.privacy, lines()) if experiment.privacy.on else None,
             **self.staleness.summary_fields(),
         )
-        if self.folder is not None:
-            finish_folder(self.folder, self.record, named, summary)
-        return Result(summary, evaluations, server.model.weights, named, self.folder)
+        return Result(summary, evaluations, weights, named, self.folder)
