@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fedecho.paper.results import commit
+from fedecho.paper.filling import commit
 
 
 def keep(path: Path | None, rows: Iterable[Any]) -> None:

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from fedecho import Experiment, FedBuff, Runtimes, load, resume, simulate
 from fedecho.cli import app
 from fedecho.core.loop import Moment
-from fedecho.paper.results import run_cell
+from fedecho.paper.filling import run_cell
 from fedecho.paper.tables import Cell, Column, Row
 from fedecho.runs import folder as ending
 from fedecho.runs import run as running

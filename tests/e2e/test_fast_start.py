@@ -17,6 +17,7 @@ from fedecho.runs.execution import EXECUTORS
 from fedecho.runs.run import CHECKPOINT_S
 from fedecho.simulation.runtimes import PROFILES
 
+ROOT = Path(__file__).parents[2]
 START = """
 import sys
 from fedecho.cli import main
@@ -66,10 +67,19 @@ def test_the_help_of_a_command_does_not_import_torch(name: str) -> None:
         ("fedecho run digits --track w", ["wandb"]),
         ("fedecho run digits --vers", ["--versions"]),
         ("fedecho data ", ["fetch", "synthesize"]),
+        ("fedecho run cifar10 --algorithm fedac --set algorithm.beta", ["algorithm.beta1=", "algorithm.beta2="]),
+        ("fedecho run --set num", ["num_versions="]),
     ],
 )
 def test_completion_does_not_import_torch(line: str, offered: list[str]) -> None:
     assert completions(line) == offered
+
+
+def test_the_results_of_a_table_are_shown_without_torch() -> None:
+    shown = output_without_torch("table", "cifar10", "--show", "--results", str(ROOT / "results"))
+    assert "52.85 ± 7.76" in shown
+    shown = output_without_torch("table", "mrpc", "--show", "--results", str(ROOT / "results"), "--format", "csv")
+    assert "all-MiniLM-L6-v2 in place of bert-base-uncased" in shown
 
 
 def test_a_report_does_not_import_torch(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 
 from fedecho import ALGORITHMS, RECIPES, Experiment, load, simulate
 from fedecho.cli import app, data, runs
-from fedecho.paper import results
+from fedecho.paper import filling
 from fedecho.runs import compare, estimates
 from fedecho.runs.compare import ComparisonResult
 from fedecho.runs.config import to_config
@@ -33,7 +33,7 @@ def _nothing_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(runs, "_finish", lambda *arguments: None)
     monkeypatch.setattr(compare, "run_all", lambda *arguments, **options: ComparisonResult([_summary()], {}))
-    monkeypatch.setattr(results, "fill", lambda *arguments, **options: [])
+    monkeypatch.setattr(filling, "fill", lambda *arguments, **options: [])
     monkeypatch.setattr(estimates, "server_cost", lambda *arguments: ServerCost(0.0, 0.0, 1, 1, 1, 1))
     monkeypatch.setattr(data, "fetch", lambda *arguments: Path())
     monkeypatch.setattr(synthesize, "synthesize", lambda *arguments, **options: Path())

@@ -1,11 +1,11 @@
 """Shell completion of recipes, methods, executors, sinks and settings."""
 
 from pathlib import Path
-from typing import Any
 
 import typer
 
 from fedecho.cli.catalog import ALGORITHMS, EXECUTORS, RECIPES
+from fedecho.runs.resolve import Tree, resolved
 from fedecho.tracking import SINKS
 
 
@@ -35,16 +35,14 @@ def complete_sink(incomplete: str) -> list[str]:
 
 def complete_setting(context: typer.Context, incomplete: str) -> list[str]:
     """Complete the settings of the recipe or file given before."""
-    from fedecho.runs.config import load, to_config
-
     try:
-        tree = to_config(load(context.params.get("source") or "digits", algorithm=context.params.get("algorithm")))
+        tree = resolved(context.params.get("source") or "digits", algorithm=context.params.get("algorithm"))
     except ValueError:
         return []
     return [f"{key}=" for key in _keys(tree) if key.startswith(incomplete)]
 
 
-def _keys(tree: dict[str, Any], path: str = "") -> list[str]:
+def _keys(tree: Tree, path: str = "") -> list[str]:
     keys: list[str] = []
     for key, value in tree.items():
         keys += _keys(value, f"{path}{key}.") if isinstance(value, dict) else [f"{path}{key}"]

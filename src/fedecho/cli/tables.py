@@ -4,7 +4,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -40,13 +40,12 @@ from fedecho.cli.console import (
     use_data_dir,
 )
 from fedecho.core.ranges import Versions
+from fedecho.paper.rendering import View, as_csv, as_markdown, as_text, notes_of
+from fedecho.paper.results import read_result
 from fedecho.paper.tables import Cell, PaperTable
 from fedecho.paper.text_tables import TABLES, first_of
 from fedecho.report.terminal import LiveProgress
 from fedecho.runs.suggestions import ConfigError
-
-if TYPE_CHECKING:
-    from fedecho.paper.rendering import View
 
 RESULTS = Path("results")
 WIDE = 160
@@ -86,28 +85,28 @@ def table(
 ) -> None:
     """Run the missing cells of a table and show our results, next to the paper's if it has such a table."""
     with one_line_errors() as work:
-        from fedecho.paper.rendering import View
-        from fedecho.paper.results import CellRunner, fill
-
         use_data_dir(data_dir)
         _check_settings(settings or [], results)
         _check_choices(name, form, show, dry_run, results)
         paper = replace(TABLES[name], own=tuple(settings or ()))
         chosen = split_seeds(seeds) if seeds is not None else paper.seeds
         cells = _picked(paper, chosen, only or [], without or [])
-        missing = _missing(cells, results)
-        options = execution_options(
-            executor or paper.executor, workers, precision, deterministic, device, address, other_software
-        )
-        if dry_run:
-            _announce(paper, missing, results, chosen)
-            return
-        if missing and not show:
-            check_writable(results)
-            work.is_resumable = True
-            filling = CellRunner(results=results, runs=runs, options=options, checkpoint_s=checkpoint_every)
-            with LiveProgress(err) as progress:
-                fill(filling, missing, jobs=jobs, see=progress.update, say=say)
+        if not show:
+            options = execution_options(
+                executor or paper.executor, workers, precision, deterministic, device, address, other_software
+            )
+            missing = _missing(cells, results)
+            if dry_run:
+                _announce(paper, missing, results, chosen)
+                return
+            if missing:
+                from fedecho.paper.filling import CellRunner, fill
+
+                check_writable(results)
+                work.is_resumable = True
+                filling = CellRunner(results=results, runs=runs, options=options, checkpoint_s=checkpoint_every)
+                with LiveProgress(err) as progress:
+                    fill(filling, missing, jobs=jobs, see=progress.update, say=say)
         picked = tuple(seed for seed in chosen if any(cell.seed == seed for cell in cells))
         _show(View(_narrowed(paper, cells), results, picked, by_seed), form)
 
@@ -181,6 +180,8 @@ def _picked(paper: PaperTable, seeds: tuple[int, ...], only: list[str], without:
         raise ConfigError(
             f"{paper.name} has no cell whose name contains {' but '.join(filter(None, wanted))}; `--dry-run` lists the names"
         )
+    for cell in cells if paper.own else ():
+        cell.experiment()  # the user's settings must be valid; it imports torch
     return cells
 
 
@@ -201,8 +202,6 @@ def _narrowed(paper: PaperTable, cells: list[Cell]) -> PaperTable:
 
 def _missing(cells: list[Cell], results: Path) -> list[Cell]:
     """Cells without a result. Of cells that share an experiment, only the first."""
-    from fedecho.paper.results import read_result
-
     missing: dict[Cell, Cell] = {}
     for cell in cells:
         if read_result(results, cell) is None:
@@ -217,7 +216,7 @@ def _announce(paper: PaperTable, missing: list[Cell], results: Path, seeds: tupl
     total, unknown = 0.0, 0
     for cell in missing:
         rate = seconds.get(_kind(cell))
-        guess = None if rate is None else rate * (1 if cell.row.untrained else cell.experiment().num_versions)
+        guess = None if rate is None else rate * (1 if cell.row.untrained else cell.config()["num_versions"])
         total, unknown = total + (guess or 0.0), unknown + (guess is None)
         out.print(f"{cell.slug}  {'?' if guess is None else f'{guess:.0f} s'}", soft_wrap=True, highlight=False)
     line = f"{len(missing)} cell{'' if len(missing) == 1 else 's'} to run"
@@ -228,8 +227,6 @@ def _announce(paper: PaperTable, missing: list[Cell], results: Path, seeds: tupl
 
 def _times(paper: PaperTable, results: Path, seeds: tuple[int, ...]) -> tuple[dict[Any, float], list[str]]:
     """Wall-clock seconds per version (or per evaluation of untrained cells) of finished cells by kind, and the devices used."""
-    from fedecho.paper.results import read_result
-
     seen: dict[Any, list[float]] = {}
     places: set[str] = set()
     for cell in paper.cells(seeds if paper.own else tuple(sorted({*seeds, *paper.seeds}))):
@@ -242,12 +239,10 @@ def _times(paper: PaperTable, results: Path, seeds: tuple[int, ...]) -> tuple[di
 
 def _kind(cell: Cell) -> tuple[str, bool, str]:
     """The properties that determine most of a cell's running time."""
-    return cell.row.algorithm, cell.row.untrained, getattr(cell.experiment().task, "model", "")
+    return cell.row.algorithm, cell.row.untrained, cell.config()["task"].get("model", "")
 
 
-def _show(view: "View", form: str) -> None:
-    from fedecho.paper.rendering import as_csv, as_markdown, as_text, notes_of
-
+def _show(view: View, form: str) -> None:
     if form == "text":
         # Without a terminal rich wraps to 80 columns, which would break words in files.
         console = out if out.is_terminal or os.environ.get("COLUMNS") else Console(width=WIDE)

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from fedecho.paper.results import CellResult, read_result
 from fedecho.paper.tables import Column, PaperTable, Row
-from fedecho.runs.config import completed, load, to_config
+from fedecho.runs.resolve import resolved, with_defaults
 
 AS_IN_PAPER = "the paper's own"
 
@@ -175,8 +175,8 @@ def _ran_on(table: PaperTable, row: Row, result: CellResult) -> tuple[str, ...]:
     deviations = result.stand_in.split("; ") if result.stand_in else []
     if row.untrained:
         return tuple(deviations) or (AS_IN_PAPER,)
-    # ``completed`` adds the defaults of settings that an older result lacks.
-    ours, paper = completed(result.config), to_config(load(table.recipe, algorithm=row.algorithm))
+    # An older result may lack settings of today.
+    ours, paper = with_defaults(result.config), resolved(table.recipe, algorithm=row.algorithm)
     if ours["num_versions"] != paper["num_versions"]:
         deviations.append(f"{ours['num_versions']} versions in place of {paper['num_versions']}")
     for key in dict.fromkeys((*paper["local"], *ours["local"])):

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fedecho.runs.resolve import Tree, resolved
 from fedecho.runs.suggestions import ConfigError
 
 if TYPE_CHECKING:
@@ -57,14 +58,21 @@ class Cell:
         words = f"{self.row.label} {self.column.label} seed{self.seed}".lower().replace("+", " plus ")
         return "-".join("".join(c if c.isalnum() or c in ".=" else " " for c in words).split())
 
+    @property
+    def settings(self) -> Settings:
+        return (*self.column.settings_for(self.row.algorithm), *self.row.settings, *self.own)
+
     def experiment(self) -> "Experiment":
         from fedecho.runs.config import load  # needs torch, which the tables as data do not
 
-        settings = (*self.column.settings_for(self.row.algorithm), *self.row.settings, *self.own)
         try:
-            return load(self.recipe, algorithm=self.row.algorithm, seed=self.seed, settings=settings)
+            return load(self.recipe, algorithm=self.row.algorithm, seed=self.seed, settings=self.settings)
         except ValueError as error:
             raise ConfigError(f"{self.row.label}, {self.column.label}: {error}") from None
+
+    def config(self) -> Tree:
+        """The experiment's table of settings. Only ``experiment`` checks their values."""
+        return resolved(self.recipe, algorithm=self.row.algorithm, seed=self.seed, settings=self.settings)
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING
 
 from fedecho.paper.stragglers import STRAGGLER_TABLES
 from fedecho.paper.tables import PLAIN, Cell, Column, PaperTable, Row, values_of
 from fedecho.paper.tables import TABLES as VISION_TABLES
-
-if TYPE_CHECKING:
-    from fedecho.runs.experiment import Experiment
+from fedecho.runs.resolve import Tree
 
 ECHO = Row("FedEcho", "fedecho")
 SMALL_LR = ("local.client_lr=3e-5", "algorithm.server_lr=3e-5")
@@ -142,11 +139,11 @@ def _candidates(cell: Cell) -> Iterator[Cell]:
 
 
 def _same(one: Cell, two: Cell) -> bool:
-    ours, theirs = _experiment(one), _experiment(two)
+    ours, theirs = _config(one), _config(two)
     # For an untrained model, the training settings do not matter.
-    return ours.task == theirs.task if one.row.untrained else ours == theirs
+    return bool(ours["task"] == theirs["task"]) if one.row.untrained else ours == theirs
 
 
 @cache
-def _experiment(cell: Cell) -> "Experiment":
-    return cell.experiment()
+def _config(cell: Cell) -> Tree:
+    return cell.config()

@@ -5,26 +5,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from hashlib import sha256
 from math import inf, isnan
-from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from fedecho.algorithms import ALGORITHMS, FedEcho
+from fedecho.algorithms import ALGORITHMS
 from fedecho.core.ranges import SettingError
 from fedecho.runs.experiment import Experiment
 from fedecho.runs.recipes import RECIPES
-from fedecho.runs.settings import resolve_paths, setting_of
+from fedecho.runs.resolve import Tree, among, merged_onto
+from fedecho.runs.resolve import differences as differences
 from fedecho.runs.suggestions import KEYS, unknown
 from fedecho.runs.suggestions import ConfigError as ConfigError
-from fedecho.storage.user_files import read_toml
 from fedecho.tasks import TASKS
 from fedecho.tasks.partition import PARTITIONERS
 
-Tree = dict[str, Any]
 MOST = 3.4e38
 """The limit for numbers, just below the largest float32."""
-VERSIONS = "versions"
-"""The command line's short name for ``num_versions``."""
 
 
 class UnknownKeyError(ConfigError):
@@ -80,18 +76,6 @@ def completed(tree: Mapping[str, Any]) -> dict[str, Any]:
     return to_config(from_config(tree))
 
 
-def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], path: str = "") -> list[str]:
-    """List the keys whose values differ between two tables, with both values."""
-    found = []
-    for key in sorted({*ours, *theirs}):
-        a, b = ours.get(key), theirs.get(key)
-        if isinstance(a, Mapping) and isinstance(b, Mapping):
-            found += differences(a, b, f"{path}{key}.")
-        elif a != b:
-            found.append(f"{path}{key} is {b!r} there and {a!r} here")
-    return found
-
-
 def load(
     source: str,
     *,
@@ -104,67 +88,12 @@ def load(
 
     A file may start from a recipe (``recipe = "digits"``) and override some of its settings.
     """
-    tree = {"recipe": source} if source in RECIPES else _named(_file(source))
-    changes: Tree = {}
-    if seed is not None:
-        changes["seed"] = seed
-    if versions is not None:
-        changes["num_versions"] = versions
-    if algorithm is not None:
-        tree = tree | {"algorithm": _another_method(algorithm, tree)}
-    tree = _merged(tree, changes)
-    for setting in settings:
-        tree = _merged(tree, _named(setting_of(setting)))
-    return from_config(_on_recipe(tree))
+    tree = merged_onto(source, _values_of, algorithm=algorithm, seed=seed, versions=versions, settings=settings)
+    return from_config(tree)
 
 
-def _named(tree: Tree) -> Tree:
-    """Accept ``versions`` as an alias for ``num_versions``."""
-    if VERSIONS not in tree:
-        return tree
-    if "num_versions" in tree:
-        raise ConfigError("versions and num_versions are the same setting: give only one of them")
-    return {"num_versions" if key == VERSIONS else key: value for key, value in tree.items()}
-
-
-def _another_method(name: str, tree: Tree) -> Tree:
-    """The ``algorithm`` table for another method. A recipe supplies its values; from a file, only ``buffer_size`` is kept."""
-    _among(name, ALGORITHMS, "algorithm")
-    old = tree.get("algorithm", {})
-    if isinstance(old, Mapping) and old.get("name") == name:
-        return dict(old)
-    if not isinstance(old, Mapping):
-        return {"name": name}
-    inner = old.get("inner")
-    buffer_size = old.get("buffer_size", inner.get("buffer_size") if isinstance(inner, Mapping) else None)
-    kept = {} if buffer_size is None or name == "fedasync" else {"buffer_size": buffer_size}
-    if not issubclass(ALGORITHMS[name], FedEcho):
-        return {"name": name, **kept}
-    if "recipe" in tree:  # the recipe sets the inner method
-        return {"name": name, "inner": kept} if kept else {"name": name}
-    return {"name": name, "inner": {"name": "fedbuff", **kept}}
-
-
-def _file(source: str) -> Tree:
-    if source.endswith(".toml") or Path(source).is_file():
-        return resolve_paths(Path(source), read_toml(Path(source), "; `fedecho list` shows the recipes"))
-    if source in ALGORITHMS:
-        raise ConfigError(f"{source} is a method, not a recipe: use a recipe (`fedecho list`) with --algorithm {source}")
-    raise ConfigError(unknown(source, RECIPES, "recipe") + " (a file's name must end in .toml)")
-
-
-def _on_recipe(tree: Tree) -> Tree:
-    """Merge ``tree`` into its recipe's table. The recipe's values depend on the method."""
-    if "recipe" not in tree:
-        return tree
-    name = tree.pop("recipe")
-    recipe = RECIPES[_among(name, RECIPES, "recipe")]
-    chosen = tree.get("algorithm", {})
-    if not isinstance(chosen, Mapping):
-        raise ConfigError(f"algorithm must be a table, got {chosen!r}")
-    method = _among(chosen["name"], ALGORITHMS, "algorithm.name") if "name" in chosen else None
-    base = recipe.make(method) if method else recipe.make()
-    return _merged(_inheriting(to_config(base)), tree)
+def _values_of(recipe: str, method: str) -> Tree:
+    return _inheriting(to_config(RECIPES[recipe].make(method)))
 
 
 def _inheriting(tree: Tree) -> Tree:
@@ -177,16 +106,6 @@ def _inheriting(tree: Tree) -> Tree:
 
 def _without(tree: Tree, keys: set[str]) -> Tree:
     return {k: _without(v, keys) if isinstance(v, dict) else v for k, v in tree.items() if k not in keys}
-
-
-def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Tree:
-    """Merge ``changes`` into ``base``. A table with a different ``name`` replaces the old one completely."""
-    merged = dict(base)
-    for key, value in changes.items():
-        old = merged.get(key)
-        same = isinstance(old, Mapping) and isinstance(value, Mapping) and value.get("name", old.get("name")) == old.get("name")
-        merged[key] = _merged(old, value) if same and isinstance(old, Mapping) else value
-    return merged
 
 
 def _construct(cls: type[Any], tree: Any, path: str, inherited: Mapping[str, Any]) -> Any:
@@ -247,7 +166,7 @@ def _value(value: Any, hint: Any, name: str, path: str, inherited: Mapping[str, 
     if name in CHOICES:
         if not isinstance(value, Mapping) or "name" not in value:
             raise ConfigError(f"{path} must be a table with a name, one of {', '.join(CHOICES[name])}")
-        cls = CHOICES[name][_among(value["name"], CHOICES[name], f"{path}.name")]
+        cls = CHOICES[name][among(value["name"], CHOICES[name], f"{path}.name")]
         return _construct(cls, value, path, inherited)
     if is_dataclass(hint) and isinstance(hint, type):
         return _construct(hint, value, path, inherited)
@@ -278,12 +197,6 @@ def _type_names(options: tuple[Any, ...]) -> str:
         for option in options
     ]
     return " or ".join(text for text in texts if text)
-
-
-def _among(name: Any, choices: Mapping[str, Any], what: str) -> str:
-    if not isinstance(name, str) or name not in choices:
-        raise ConfigError(unknown(str(name), choices, what))
-    return name
 
 
 def _default(cls: type[Any], name: str) -> Any:

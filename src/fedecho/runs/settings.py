@@ -6,13 +6,12 @@ from tomllib import TOMLDecodeError
 from typing import Any
 
 from fedecho.storage.user_files import MAX_DEPTH, TomlError, parse_toml
-from fedecho.tasks.text import mathinstruct, mrpc
-from fedecho.tasks.vision.unlabeled import NAMED
+from fedecho.tasks.data_files import IMAGE_SETS, MATH_FILES, MRPC_FILES
 
 OWN_FILES = ("unlabeled", "train", "dev", "test", "model")
 """A task's settings that may be paths to the user's own files."""
 VALUE = "value"
-DATASETS = {*NAMED, *mrpc.FILES, *mathinstruct.FILES}
+DATASETS = {*IMAGE_SETS, *MRPC_FILES, *MATH_FILES}
 """The names of the built-in data sets."""
 
 

@@ -17,6 +17,15 @@ FOLDERS: dict[str, tuple[str, ...]] = {
     "mathinstruct": ("MathInstruct", "mathinstruct"),
 }
 """Folder names under which each dataset is published; any one is accepted."""
+IMAGE_SETS = ("cifar10", "cifar100", "stl10", "synthetic")
+"""Names of unlabeled image sets."""
+MRPC_FILES = {f"mrpc-{part}": ("mrpc", f"{part}.tsv") for part in ("train", "dev", "test")}
+MATH_FILES = {
+    "mathinstruct": ("mathinstruct", "MathInstruct.json"),
+    "gsm8k-train": ("gsm8k", "train.jsonl"),
+    "gsm8k-test": ("gsm8k", "test.jsonl"),
+}
+"""The dataset and the file of each named part, for the two text tasks."""
 FETCHED = ("cifar10", "cifar100", "stl10")
 """The datasets that ``fedecho data fetch`` can download."""
 ALTERNATIVES = {"mathinstruct": "set task.train=gsm8k-train or to a file of your own, or "}

@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 from fedecho.core.ranges import NumClients, Seed, at_least, check_ranges, positive
 from fedecho.core.task import report_progress
 from fedecho.tasks.classification import seeded
+from fedecho.tasks.data_files import MATH_FILES
 from fedecho.tasks.partition import DirichletPartitioner, Partitioner, Parts, as_parts
 from fedecho.tasks.text.adapters import ALL_LINEAR, check_lora, lean, merged, with_lora
 from fedecho.tasks.text.batches import RoundUp, SpanBatch, Spans, own_text_only
@@ -41,11 +42,6 @@ from fedecho.tasks.text.shared import (
 )
 
 PAPER_MODEL = "Qwen/Qwen2.5-1.5B-Instruct"
-FILES = {
-    "mathinstruct": ("mathinstruct", "MathInstruct.json"),
-    "gsm8k-train": ("gsm8k", "train.jsonl"),
-    "gsm8k-test": ("gsm8k", "test.jsonl"),
-}
 LOSS_CHUNK = 16
 TOKENS_TO, POSITIONS_TO = 64, 512
 """Multiples to which a batch's tokens and predicted positions are rounded up if batches must have few shapes."""
@@ -158,7 +154,7 @@ class MathInstructTask:
     def read_inputs(self, unlabeled: bool) -> Mapping[str, str]:
         """Read all input files and return their digests (see ``HasInputs``); U is part of ``train``."""
         _ = (self._train_spans, self._parts, self._prompts, self._test_spans, self._unlabeled_spans if unlabeled else None)
-        return file_digests({"task.train": self.train, "task.test": self.test}, FILES, self.data_dir)
+        return file_digests({"task.train": self.train, "task.test": self.test}, MATH_FILES, self.data_dir)
 
     @property
     def provenance(self) -> str:
@@ -255,7 +251,7 @@ class MathInstructTask:
     @cached_property
     def _split(self) -> tuple[list[WorkedExample], list[WorkedExample]]:
         """Return (U, the clients' examples); the seed selects the questions held out."""
-        examples = read_instructions(file_of("task.train", self.train, FILES, self.data_dir))
+        examples = read_instructions(file_of("task.train", self.train, MATH_FILES, self.data_dir))
         return split_unlabeled(examples, self.num_unlabeled, self.seed or 0, self.train, self.num_clients)
 
     @cached_property
@@ -266,7 +262,7 @@ class MathInstructTask:
     @cached_property
     def _test_set(self) -> list[WorkedExample]:
         return questions_to_grade(
-            read_instructions(file_of("task.test", self.test, FILES, self.data_dir)), self.num_test, self.test
+            read_instructions(file_of("task.test", self.test, MATH_FILES, self.data_dir)), self.num_test, self.test
         )
 
     @cached_property

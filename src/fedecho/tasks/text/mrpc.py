@@ -16,6 +16,7 @@ from fedecho.core.ranges import NumClients, Seed, at_least, check_ranges
 from fedecho.core.task import report_progress
 from fedecho.gpu.streams import to_device
 from fedecho.tasks.classification import seeded
+from fedecho.tasks.data_files import MRPC_FILES
 from fedecho.tasks.partition import DirichletPartitioner, Partitioner, Parts, as_parts
 from fedecho.tasks.text.batches import Ragged, RoundUp
 from fedecho.tasks.text.pretrained import (
@@ -41,7 +42,6 @@ from fedecho.tasks.text.shared import (
 )
 
 PAPER_MODEL = "google-bert/bert-base-uncased"
-FILES = {f"mrpc-{part}": ("mrpc", f"{part}.tsv") for part in ("train", "dev", "test")}
 EVAL_CHUNK = 128
 TOKENS_TO = 16
 """Multiple to which a batch's tokens are rounded up if batches must have few shapes."""
@@ -128,7 +128,7 @@ class MrpcTask:
         """Read all input files and return their digests (see ``HasInputs``)."""
         files = {"task.train": self.train, "task.dev": self.dev} | ({"task.unlabeled": self.unlabeled} if unlabeled else {})
         _ = (self._train_tokens, self._parts, self._dev, self._unlabeled_tokens if unlabeled else None)
-        return file_digests(files, FILES, self.data_dir)
+        return file_digests(files, MRPC_FILES, self.data_dir)
 
     @property
     def provenance(self) -> str:
@@ -180,7 +180,7 @@ class MrpcTask:
 
     @cached_property
     def _train_pairs(self) -> list[SentencePair]:
-        return read_pairs(file_of("task.train", self.train, FILES, self.data_dir), labelled=True)
+        return read_pairs(file_of("task.train", self.train, MRPC_FILES, self.data_dir), labelled=True)
 
     @cached_property
     def _num_labels(self) -> int:
@@ -188,7 +188,7 @@ class MrpcTask:
 
     @cached_property
     def _unlabeled_pairs(self) -> list[SentencePair]:
-        pairs = read_pairs(file_of("task.unlabeled", self.unlabeled, FILES, self.data_dir), labelled=False)
+        pairs = read_pairs(file_of("task.unlabeled", self.unlabeled, MRPC_FILES, self.data_dir), labelled=False)
         if self.unlabeled_size == "all":
             return pairs
         if self.unlabeled_size > len(pairs):
@@ -216,7 +216,7 @@ class MrpcTask:
     @cached_property
     def _dev(self) -> list[tuple[Inputs, Tensor]]:
         """Batches of pairs of similar length, padded once."""
-        pairs = read_pairs(file_of("task.dev", self.dev, FILES, self.data_dir), labelled=True)
+        pairs = read_pairs(file_of("task.dev", self.dev, MRPC_FILES, self.data_dir), labelled=True)
         for pair in pairs:
             if (pair.label or 0) >= self._num_labels:
                 raise ValueError(f"{pair.path}, line {pair.line}: class {pair.label} is not in {self.train}")

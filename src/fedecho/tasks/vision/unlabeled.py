@@ -14,7 +14,7 @@ import numpy as np
 from fedecho.core.randomness import numpy_rng
 from fedecho.storage.files import file_sha256
 from fedecho.storage.user_files import MIB, FileError, check_file, open_regular, read_bytes
-from fedecho.tasks.data_files import FOLDERS, MissingDataError, data_folder, expand_home, remedy
+from fedecho.tasks.data_files import FOLDERS, IMAGE_SETS, MissingDataError, data_folder, expand_home, remedy
 from fedecho.tasks.vision.cifar_files import read_cifar10, read_cifar100
 from fedecho.tasks.vision.images import Images, Pixels, Rows, cropped_and_resized, map_stl10
 
@@ -44,7 +44,6 @@ def model_note(array: Path) -> str:
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-NAMED = ("cifar10", "cifar100", "stl10", "synthetic")
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp"}
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
 MAX_MEGAPIXELS = 50
@@ -67,15 +66,17 @@ class ImagePool:
 def read_unlabeled(source: str, data_dir: Path | None, num: int, seed: int, size: int = 32) -> Images:
     """Draw ``num`` images of ``source`` without replacement; a smaller draw is a prefix of a larger one.
 
-    ``source`` is one of ``NAMED``, or the path of a folder of images or a ``.npy`` array. If a dataset's official files are
+    ``source`` is one of ``IMAGE_SETS``, or the path of a folder of images or a ``.npy`` array. If a dataset's official files are
     missing, ``<source>-32.npy`` is used as a substitute and named in ``provenance``. ``synthetic`` is always such an array; the
     JSON file next to it names the model that drew it.
     """
     if num < 1:
         raise ValueError(f"the number of unlabeled images must be at least 1, got {num}")
     if not source.strip():
-        raise ValueError(f"task.unlabeled is empty: set it to one of {', '.join(NAMED)}, a folder of images or a .npy file")
-    pool = _named(source, data_folder(data_dir)) if source in NAMED else _at(expand_home(Path(source)))
+        raise ValueError(
+            f"task.unlabeled is empty: set it to one of {', '.join(IMAGE_SETS)}, a folder of images or a .npy file"
+        )
+    pool = _named(source, data_folder(data_dir)) if source in IMAGE_SETS else _at(expand_home(Path(source)))
     if num > pool.num:
         note = "" if pool.provenance == source else f" ({pool.provenance})"
         raise ValueError(f"task.num_unlabeled is {num}, but {source} has {pool.num} images{note}")
@@ -112,7 +113,9 @@ def _at(path: Path) -> ImagePool:
     if path.is_file() and path.suffix == ".npy":
         return _array_file(path, str(path))
     kind = "it is neither a folder nor a .npy file" if path.exists() else "it does not exist"
-    raise MissingDataError(f"cannot read unlabeled images from {path}: {kind}; use one of {', '.join(NAMED)} or another path")
+    raise MissingDataError(
+        f"cannot read unlabeled images from {path}: {kind}; use one of {', '.join(IMAGE_SETS)} or another path"
+    )
 
 
 def _array_file(path: Path, provenance: str) -> ImagePool:
