@@ -31,7 +31,7 @@ from benchmarks.arguments import at_least_one, positive
 from fedecho import load, simulate
 from fedecho.core.randomness import below, uniform
 from fedecho.distill import Bank
-from fedecho.distill.bank import BankStorage
+from fedecho.distill.bank_storage import BankStorage
 
 NUM_UNLABELED, NUM_CLASSES = 2000, 10
 POOL = 61

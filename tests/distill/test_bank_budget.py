@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedecho import Distiller, load, resume, simulate
 from fedecho.distill import Bank
-from fedecho.distill.bank import BankStorage
+from fedecho.distill.bank_storage import BankStorage
 from fedecho.runs.run import Interrupted
 from fedecho.storage.checkpoint import decode, encode
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedecho import Distiller, load, resume, simulate
 from fedecho.core.layout import Layout
 from fedecho.distill import Bank
-from fedecho.distill.bank import BankStorage
+from fedecho.distill.bank_storage import BankStorage
 from fedecho.distill.student import TokenStudent
 from fedecho.distill.teachers import PriorCorrection
 from fedecho.runs.run import Interrupted

@@ -99,6 +99,20 @@ def test_teaching_from_moments_that_have_seen_steps(data: Path, device: str) -> 
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_predictions_on_some_rows_are_those_on_all(data: Path, device: str) -> None:
+    """Of one number of rows and of another, for one model and for another."""
+    one = experiment(data, "fedecho")
+    plain = plain_parts(one).student()
+    weights = plain.network.layout.pack(plain.network.module)
+    with gpu_settings(EXACT, torch.device(device)):
+        student = GpuParts(one, EXACT, torch.device(device)).student()
+        for scale, rows in ((1.0, [0, 3, 19]), (1.5, [7, 2, 11]), (1.0, [5, 5])):
+            scaled = Weights(weights.params * scale, weights.buffers)
+            there = Weights(scaled.params.to(device), scaled.buffers.to(device))
+            near(student.predict(there, torch.tensor(rows, device=device)), plain.infer(scaled)[rows], 1e-4)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_evaluation_in_graphs_of_two_sizes_is_the_modules(data: Path, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedecho.tasks.vision.cifar.EVAL_CHUNK", 25)  # of 60 test images: 25, 25 and 10
     with gpu_settings(EXACT, torch.device(device)):

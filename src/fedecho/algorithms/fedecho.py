@@ -20,6 +20,7 @@ from fedecho.core.randomness import derive
 from fedecho.core.ranges import Seed, check_ranges
 from fedecho.core.types import Advance, Arrival, GlobalModel, Weights
 from fedecho.distill.bank import Bank
+from fedecho.distill.diagnostics import diagnose, teacher_kl
 from fedecho.distill.distiller import Adam, Distiller
 from fedecho.distill.student import Student
 from fedecho.distill.token_bank import TokenBank
@@ -92,8 +93,12 @@ class FedEcho(Generic[S]):
             teachers["dropped_teachers"] = bank.num_dropped
         if self.distiller.num_steps(self._student.num_unlabeled) == 0 or not len(bank):
             return Advance(replace(state, inner=inner.state), inner.weights, inner.correction, {**inner.metrics, **teachers})
+        student, teacher = self._student, bank.teacher()
+        kl_before = teacher_kl(student, inner.weights, teacher)
         seed = derive(self.seed or 0, "distillation", model.version)
-        adam, weights, metrics = self.distiller.distill(self._student, state.adam, inner.weights, state.bank.teacher(), seed)
+        adam, weights, metrics = self.distiller.distill(student, state.adam, inner.weights, teacher, seed)
+        models = {"start": model.weights, "stepped": inner.weights, "distilled": weights}
+        metrics |= diagnose(student, bank, teacher, **models, kl_before=kl_before).as_metrics()
         new_state = replace(state, inner=inner.state, adam=adam)
         return Advance(new_state, weights, inner.correction, {**inner.metrics, **teachers, **metrics})
 

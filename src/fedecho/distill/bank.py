@@ -1,102 +1,18 @@
 """The bank of every client's latest logits on U, with a running mean at a cost independent of N."""
 
 from collections import OrderedDict
-from collections.abc import Iterator
-from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from fedecho.distill.teachers import PriorCorrection, Priors, TeacherRule, robust_teacher
-from fedecho.storage.client_memory import ClientMemory, MemoryPlace, check_memory_place
+from fedecho.distill.bank_storage import BankStorage, Entries
+from fedecho.distill.teachers import TINY, ClassCoverage, PriorCorrection, Priors, TeacherRule, robust_teacher
 
 LARGEST_HALF = 65504.0
 """The largest float16."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class BankStorage:
-    """How a bank stores its entries. Default: all of them in float32 on the model's device.
-
-    ``half`` stores float16 at half the size; logits above 65,504 are rejected. ``place`` is the model's device, main memory or a
-    memory-mapped temporary file in ``folder``, which is exact and only limited by the disk. ``budget_mb`` limits the size of the
-    sum and the entries together; the least recently updated clients that do not fit are dropped from the bank and the mean.
-    """
-
-    half: bool = False
-    place: MemoryPlace | None = None
-    folder: str | None = None
-    budget_mb: float | None = None
-
-    def __post_init__(self) -> None:
-        check_memory_place(self.place, self.folder, "distiller.bank_memory", "distiller.bank_dir")
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.float16 if self.half else torch.float32
-
-    def most_entries(self, total: Tensor, prior_bytes: int = 0) -> int | None:
-        """Return how many clients fit into the budget, each with ``prior_bytes`` in addition to its entry. None is no limit."""
-        if self.budget_mb is None:
-            return None
-        entry_bytes = total.numel() * self.dtype.itemsize + prior_bytes
-        most = int((self.budget_mb * 1e6 - total.nbytes) // entry_bytes)
-        if most < 1:
-            least = (total.nbytes + entry_bytes) / 1e6
-            raise ValueError(
-                f"distiller.bank_budget_mb = {self.budget_mb:g} is too small for one client: it must be at least {least:.3g}"
-            )
-        return most
-
-    def entries(self, total: Tensor) -> "dict[int, Tensor] | Entries":
-        """Return an empty container: by default a dict, which stores the tensors themselves without a copy."""
-        if not self.half and self.place in (None, "device"):
-            return {}
-        return Entries(tuple(total.shape), total.device, self)
-
-
-class Entries:
-    """The part of dict's interface that a bank needs, on top of a ``ClientMemory``."""
-
-    def __init__(self, shape: tuple[int, ...], device: torch.device, keeping: BankStorage) -> None:
-        self._shape = shape
-        like = torch.empty(shape, device=device).reshape(-1)
-        self._memory = ClientMemory(
-            2**31 - 1, like, keeping.place or "device", keeping.folder, keeping.dtype, setting="distiller.bank_dir"
-        )
-
-    def __len__(self) -> int:
-        return len(self._memory)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._memory)
-
-    def __getitem__(self, client: int) -> Tensor:
-        if client not in self._memory:
-            raise KeyError(client)
-        return self._memory[client].view(self._shape)
-
-    def get(self, client: int) -> Tensor | None:
-        return self[client] if client in self._memory else None
-
-    def __setitem__(self, client: int, entry: Tensor) -> None:
-        self._memory[client] = entry.reshape(-1)
-
-    def __delitem__(self, client: int) -> None:
-        del self._memory[client]
-
-    def values(self) -> Iterator[Tensor]:
-        return (self[client] for client in self._memory)
-
-    def to_tree(self) -> dict[str, Any]:
-        return self._memory.to_tree()
-
-    def from_tree(self, tree: dict[str, Any]) -> "Entries":
-        self._memory.from_tree(tree)
-        return self
 
 
 Average = Literal["logits", "probabilities"]
@@ -142,6 +58,7 @@ class Bank:
         corrects = correction is not None and correction.strength > 0
         self.priors = Priors(correction, num_classes, device) if correction is not None and corrects else None
         """None without a correction."""
+        self._coverage = ClassCoverage(num_classes, device)
         self._most_entries = self.keeping.most_entries(self.total, self._prior_bytes)
         self._large: set[int] = set()
         self._heard_sum = 0
@@ -172,6 +89,7 @@ class Bank:
             self._large.add(client)
         if self.priors is not None and prior is not None:
             self.priors.put(client, prior)
+        self._coverage.changed(client)
         self._heard_sum += version - self.heard_at.get(client, 0)
         self.heard_at[client] = version
         self.heard_at.move_to_end(client)
@@ -191,6 +109,7 @@ class Bank:
     def _drop_oldest(self) -> None:
         dropped, version = self.heard_at.popitem(last=False)
         self._heard_sum -= version
+        self._coverage.dropped(dropped)
         if self.priors is not None:
             self.priors.drop(dropped)
         if dropped in self._large:
@@ -221,6 +140,22 @@ class Bank:
         """Combine the entries in the order of the clients, so that sums round the same after a resume."""
         entries = (self.entries[client] for client in sorted(self.entries))
         return robust_teacher(entries, self.rule, self.trim, probabilities=self.average == "probabilities").float()
+
+    def mean_prediction(self, client: int) -> Float[Tensor, " classes"]:
+        """Return the mean prediction on U of the client's own model, which estimates its label distribution.
+
+        It is computed from the entry as stored, with the correction undone, so that it is the same after a resume.
+        """
+        logits = self.entries[client].float()
+        if self.average == "probabilities":
+            logits = logits.clamp_min(TINY).log()
+        if self.priors is not None:
+            logits = logits + self.priors.correction.evidence(self.priors.of[client])
+        return logits.softmax(dim=-1).mean(dim=0)
+
+    def coverage(self) -> Int[Tensor, " classes"]:
+        """Return how many clients have evidence for each class. Only clients that have reported since are evaluated anew."""
+        return self._coverage.counts(self.mean_prediction)
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -267,4 +202,7 @@ class Bank:
         self.num_refused, self.num_dropped = tree["num_refused"], tree["num_dropped"]
         if self.priors is not None:
             self.priors.from_tree(tree["priors"])
+        self._coverage = ClassCoverage(self.total.shape[-1], device)
+        for client in self.heard_at:
+            self._coverage.changed(client)
         return self

@@ -11,7 +11,8 @@ from fedecho.core.layout import BoundNetwork
 from fedecho.core.randomness import global_rng, torch_rng
 from fedecho.core.ranges import Decay, Epsilon, Factor, Range, at_least, check_ranges, positive, share
 from fedecho.core.types import Weights
-from fedecho.distill.bank import Average, BankStorage
+from fedecho.distill.bank import Average
+from fedecho.distill.bank_storage import BankStorage
 from fedecho.distill.loss import clip_factor, distillation_loss
 from fedecho.distill.student import Student, Teacher
 from fedecho.distill.teachers import PriorCorrection, TeacherRule

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fedecho.core.algorithm import Algorithm
 from fedecho.core.layout import BoundNetwork
+from fedecho.core.randomness import torch_rng
 from fedecho.core.task import Positions, TokenTask, defines
 from fedecho.core.types import Weights
 from fedecho.distill.bank import Bank
@@ -31,6 +32,15 @@ def check_unlabeled(num_unlabeled: int) -> None:
             f"FedEcho needs an unlabeled set, but this task's has {num_unlabeled} examples: raise task.unlabeled_size "
             "(sentence pairs) or task.num_unlabeled (other tasks), or choose another method"
         )
+
+
+SAMPLE, SAMPLE_TEXTS = 256, 4
+"""How many rows of U diagnostics use: of a classifier, and of a language model, whose rows have many positions each."""
+
+
+def _sampled(num_unlabeled: int, most: int) -> Tensor:
+    """Return at most this many rows of U, in order; the same ones in every run."""
+    return torch.randperm(num_unlabeled, generator=torch_rng(0, "sample of U"))[:most].sort().values
 
 
 @dataclass(frozen=True)
@@ -62,6 +72,17 @@ class Student:
         with torch.no_grad():
             rows = torch.arange(self.num_unlabeled, device=self.device)
             return torch.cat([self.logits(module, part) for part in rows.split(self.chunk)]).float()
+
+    @cached_property
+    def sample(self) -> tuple[Tensor, ...]:
+        """The fixed rows of U on which diagnostics compare models, in parts that fit into memory."""
+        return (_sampled(self.num_unlabeled, SAMPLE).to(self.device),)
+
+    def predict(self, weights: Weights, rows: Tensor) -> Tensor:
+        """Return the logits of a model on some rows of U, in eval mode."""
+        self.network.load(weights)
+        with torch.no_grad():
+            return self.logits(self.network.module.eval(), rows).float()
 
     def teach(
         self, distiller: "Distiller", adam: "Adam", weights: Weights, teacher: Teacher, batches: list[Tensor]
@@ -125,6 +146,10 @@ class TokenStudent(Student):
         return storage_for(
             head, self.num_classes(), settings.token_bank, settings.top_k or TOP_K, bool(settings.half_bank), settings.average
         )
+
+    @cached_property
+    def sample(self) -> tuple[Tensor, ...]:
+        return tuple(_sampled(self.num_unlabeled, SAMPLE_TEXTS).to(self.device).split(1))
 
     def bank(self, distiller: "Distiller") -> TokenBank:
         if distiller.teacher != "mean":

@@ -1,12 +1,12 @@
 """Combining all clients' logits into one teacher: robust rules and the correction for each client's label prior."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import log
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 TeacherRule = Literal["mean", "median", "trimmed", "entropy"]
@@ -122,3 +122,36 @@ class Priors:
         self.total = tree["total"].to(device)
         self.of = {client: prior.to(device) for client, prior in tree["of"].items()}
         return self
+
+
+COVERS = 0.5
+"""A client covers a class if its mean prediction gives the class at least this part of the uniform share 1 / C."""
+
+
+class ClassCoverage:
+    """How many clients cover each class. It is derived from the bank's entries, so a checkpoint does not hold it."""
+
+    def __init__(self, num_classes: int, device: torch.device) -> None:
+        self._total = torch.zeros(num_classes, dtype=torch.long, device=device)
+        self._covers: dict[int, Tensor] = {}
+        self._changed: set[int] = set()
+
+    def changed(self, client: int) -> None:
+        """Note that the client's entry is new."""
+        self.dropped(client)
+        self._changed.add(client)
+
+    def dropped(self, client: int) -> None:
+        self._changed.discard(client)
+        old = self._covers.pop(client, None)
+        if old is not None:
+            self._total.sub_(old)
+
+    def counts(self, mean_prediction: Callable[[int], Float[Tensor, " classes"]]) -> Int[Tensor, " classes"]:
+        """Return the number of clients by class, given the mean prediction of any client."""
+        for client in self._changed:
+            covers = (mean_prediction(client) * len(self._total) >= COVERS).long()
+            self._covers[client] = covers
+            self._total.add_(covers)
+        self._changed.clear()
+        return self._total.clone()

@@ -29,6 +29,8 @@ RECORD = "run.jsonl"
 MOST_LINE_BYTES = 256 * MIB
 OF_CLASS = "accuracy_class_"
 """Prefix of a task's scores for single classes."""
+COVERAGE_OF_CLASS = "coverage_class_"
+"""Prefix of FedEcho's metrics for single classes (distill/diagnostics.py)."""
 
 REJECTED_ONLY = ("reason", "code")
 """Fields of updates that were not accepted. Client metrics with these names are not recorded."""
@@ -118,7 +120,9 @@ class Record:
         if moment.step is not None:
             step = moment.step
             line = {"event": "version", "version": step.model.version, "time": rounded(moment.time)}
-            self.write(_numbers(step.metrics) | line)
+            coverage = [round(count) for name, count in step.metrics.items() if name.startswith(COVERAGE_OF_CLASS)]
+            metrics = {name: value for name, value in step.metrics.items() if not name.startswith(COVERAGE_OF_CLASS)}
+            self.write(_numbers(metrics) | line | ({"teacher_coverage": coverage} if coverage else {}))
 
     def _is_sampled(self, receipt: "Receipt") -> bool:
         """Is this message recorded? Every n-th dispatch has its answer, and every n-th message without a job is kept."""

@@ -146,6 +146,7 @@ class VersionLine(TypedDict):
 
     version: Count
     time: Seconds
+    teacher_coverage: NotRequired[list[Count]]
 
 
 class EvaluationLine(TypedDict):
