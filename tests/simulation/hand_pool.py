@@ -90,6 +90,19 @@ class HandPool(PoolExecutor):
             control.mul_(10)
         self.ends[worker].send(Done(order.number, order.client, 3, order.has_control, {"number": float(order.number)}))
 
+    def turn(self) -> None:
+        """Take what a worker has sent, and send what may be sent: what waiting for a result does again and again."""
+        self._collect()
+        self._pump()
+
+    def answer_all(self, worker: int = 0) -> list[int]:
+        """Answer the orders sent to this worker so far, one after another, and return their numbers."""
+        orders = self.orders(worker)
+        for order in orders:
+            self.answer(order, worker)
+            self.turn()
+        return [order.number for order in orders]
+
     def fail(self, order: JobOrder, worker: int = 0) -> None:
         self.ends[worker].send(Failed(order.number, order.client, "division by zero"))
 

@@ -77,7 +77,7 @@ def test_a_dead_workers_replacement_gets_its_gpu() -> None:
     pool.submit(job(0), 0.0)
     pool.submit(job(1), 1.0)
     pool.kill(1)
-    pool._collect()
+    pool.turn()
     assert pool.shown == ["4", "7", "7"]
     pool.close()
 

@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -42,21 +43,27 @@ def make_trainer(**changes: Any) -> MakeTrainer:
     return MakeTrainer(replace(TASK, **changes), LOCAL, seed=0)
 
 
-def children() -> int:
-    return len(multiprocessing.active_children())
+def children() -> set[BaseProcess]:
+    return set(multiprocessing.active_children())
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[PoolExecutor]:
+def others() -> set[BaseProcess]:
+    """Child processes that are not the pool's."""
+    return children()
+
+
+@pytest.fixture(scope="module")
+def pool(others: set[BaseProcess]) -> Iterator[PoolExecutor]:
     """One worker for the tests that give it jobs by hand. It must leave nothing behind."""
-    processes, memory = children(), shared_memory()
+    memory = shared_memory()
     one = PoolExecutor(num_workers=1, layout=make_trainer()().network.layout, make_trainer=make_trainer())
     yield one
     one.submit(job(999, 0), 0.0)
     assert shared_memory() > memory
     one.close()
     assert shared_memory() == memory
-    assert children() == processes
+    assert children() == others
 
 
 def model(version: int, *, with_correction: bool = True) -> GlobalModel:
@@ -101,7 +108,7 @@ def test_one_workers_updates_are_bit_equal_to_serial(pool: PoolExecutor) -> None
 
 
 def test_a_training_error_names_the_client_and_the_worker_continues(pool: PoolExecutor) -> None:
-    before = pool._workers[0].process.pid
+    before = children()
     pool.submit(job(10, MOODY), 0.0)
     pool.submit(job(11, 4), 1.0)
     with pytest.raises(WorkerError, match=rf"training of client {MOODY} failed: not today") as caught:
@@ -109,7 +116,7 @@ def test_a_training_error_names_the_client_and_the_worker_continues(pool: PoolEx
     assert "\n" not in str(caught.value)
     assert "ZeroDivisionError: not today" in caught.value.__notes__[0]
     assert_same(pool.result(11), make_trainer()().train(job(11, 4).dispatch))
-    assert pool._workers[0].process.pid == before
+    assert children() == before
 
 
 def test_cancelled_jobs_are_discarded(pool: PoolExecutor) -> None:
@@ -120,32 +127,35 @@ def test_cancelled_jobs_are_discarded(pool: PoolExecutor) -> None:
     trainer = make_trainer()()
     for number in (21, 23, 24):
         assert_same(pool.result(number), trainer.train(job(number, number % 3).dispatch))
-    assert not pool._results
-    assert not pool._jobs
+    for number in (20, 22, 25):
+        with pytest.raises(KeyError, match="never submitted"):
+            pool.result(number)
 
 
-def test_a_worker_killed_at_work_is_replaced_and_nothing_changes(pool: PoolExecutor) -> None:
-    pid = pool._workers[0].process.pid
-    assert pid is not None
-    os.kill(pid, signal.SIGSTOP)  # or a quick worker would be done before it is killed
+def test_a_worker_killed_at_work_is_replaced_and_nothing_changes(pool: PoolExecutor, others: set[BaseProcess]) -> None:
+    (worker,) = children() - others
+    assert worker.pid is not None
+    os.kill(worker.pid, signal.SIGSTOP)  # or a quick worker would be done before it is killed
     for number in (30, 31):
         pool.submit(job(number, number % 3), float(number))
-    os.kill(pid, signal.SIGKILL)
+    os.kill(worker.pid, signal.SIGKILL)
     trainer = make_trainer()()
     for number in (30, 31):
         assert_same(pool.result(number), trainer.train(job(number, number % 3).dispatch))
-    assert pool._workers[0].process.pid != pid
+    (replacement,) = children() - others
+    assert replacement != worker
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="looks at processes in /proc")
 def test_a_worker_that_will_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pool closes even if its workers are stuck and ignore SIGTERM."""
     monkeypatch.setattr(executors_pool, "GRACE_S", 0.2)
+    before = children()
     make = MakeTrainer(StuckDigits(), LOCAL, seed=0)
     stuck = PoolExecutor(num_workers=2, layout=make().network.layout, make_trainer=make)
     for number in range(2):
         stuck.submit(job(number, MOODY), 0.0)
-    processes = [worker.process for worker in stuck._workers]
+    processes = children() - before
     ignores = 1 << (signal.SIGTERM - 1)
     while not all(int(status_of(process.pid or 0)["SigIgn"], 16) & ignores for process in processes):
         time.sleep(0.01)
@@ -203,16 +213,15 @@ def test_two_workers_of_which_one_is_killed_match_serial_bit_for_bit() -> None:
     federation = Federation()
     trainer = federation.make_trainer()
     expected, reference = federation.run(SerialExecutor(lambda each: trainer.train(each.dispatch, each.control)))
-    wanted, memory = federation.wanted(), shared_memory()
+    wanted, memory, before = federation.wanted(), shared_memory(), children()
     pool = PoolExecutor(num_workers=2, layout=trainer.network.layout, make_trainer=federation.make_trainer, wanted=wanted)
-    victims: list[int] = []
+    victims: list[BaseProcess] = []
 
     def kill_once(moment: Moment) -> None:
-        busy = [worker for worker in pool._workers if worker.orders]
-        if moment.step is not None and busy and not victims:
-            victims.append(busy[0].process.pid or 0)
-            os.kill(victims[0], signal.SIGKILL)
-            busy[0].process.join()
+        if moment.step is not None and not victims:
+            victims.append(min(children() - before, key=lambda worker: worker.pid or 0))
+            victims[0].kill()
+            victims[0].join()
 
     try:
         models, server = federation.run(pool, kill_once)

@@ -1,6 +1,7 @@
 """Pools whose workers fail or die, and closing a pool."""
 
-from heapq import heappush
+import time
+from threading import Thread
 from types import SimpleNamespace
 
 import pytest
@@ -36,8 +37,7 @@ def test_a_dead_workers_jobs_go_to_its_replacement(pool: HandPool, mid_message: 
     pool.submit(job(1, client=2), 1.0)
     pool.orders()
     pool.kill(mid_message=mid_message)
-    pool._collect()
-    pool._pump()
+    pool.turn()
     assert pool.processes[0].joined
     again = pool.orders(worker=1)
     assert [order.number for order in again] == [0, 1]
@@ -55,8 +55,7 @@ def test_a_worker_that_died_unnoticed_is_replaced_at_the_next_order(pool: HandPo
     pool.kill()
     pool.submit(job(1), 1.0)
     if len(pool.ends) == 1:  # it may be found out at once, or by the next look
-        pool._collect()
-    pool._pump()
+        pool.turn()
     assert sorted(pool.numbers(worker=1)) == [0, 1]
 
 
@@ -64,27 +63,30 @@ def test_a_requested_job_goes_to_the_replacement_despite_many_waiting_results(po
     """The idle worker died while the limit of waiting results was reached: no other order would ever be sent."""
     for number in range(2 * AHEAD):
         pool.submit(job(number), 100.0 - number)
-    while len(pool._results) < 2 * AHEAD:
-        for order in pool.orders():
-            pool.answer(order)
-        pool._collect()
-        pool._pump()
+    answered: list[int] = []
+    while len(answered) < 2 * AHEAD:
+        answered += pool.answer_all()
     pool.kill()
     pool.submit(job(50), 200.0)
     assert len(pool.ends) == 1, "the limit is reached, so no order is sent"
-    heappush(pool._pending, (float("-inf"), 50))  # as ``result`` does before it waits
-    pool._pump(requested=50)
-    assert pool.numbers(worker=1) == [50]
+
+    def answer_as_replacement() -> None:
+        while len(pool.ends) == 1:
+            time.sleep(0.001)
+        pool.answer(pool.next_order(1), 1)
+
+    thread = Thread(target=answer_as_replacement)
+    thread.start()
+    assert pool.result(50).metrics == {"number": 50.0}
+    thread.join()
 
 
 def test_a_job_due_before_results_that_wait_may_start_beyond_the_bound(pool: HandPool) -> None:
     for number in range(AHEAD):
         pool.submit(job(number), 100.0)
-    while len(pool._results) < AHEAD:
-        for order in pool.orders():
-            pool.answer(order)
-        pool._collect()
-        pool._pump()
+    answered: list[int] = []
+    while len(answered) < AHEAD:
+        answered += pool.answer_all()
     pool.submit(job(20), 101.0)
     assert pool.numbers() == []
     pool.submit(job(21), 5.0)
@@ -95,8 +97,7 @@ def test_a_few_deaths_of_many_jobs_do_not_end_a_long_run(pool: HandPool) -> None
     for number in range(2 * MAX_LOSSES):
         pool.submit(job(number), float(number))
         pool.kill(number)
-        pool._collect()
-        pool._pump()
+        pool.turn()
         (order,) = pool.orders(number + 1)
         pool.answer(order, number + 1)
         assert pool.result(number).metrics == {"number": float(number)}
@@ -105,7 +106,7 @@ def test_a_few_deaths_of_many_jobs_do_not_end_a_long_run(pool: HandPool) -> None
 def test_idle_workers_that_die_now_and_then_do_not_end_it_either(pool: HandPool) -> None:
     for number in range(2 * MAX_LOSSES):
         pool.kill(number)
-        pool._collect()
+        pool.turn()
         pool.submit(job(number), float(number))
         (order,) = pool.orders(number + 1)
         pool.answer(order, number + 1)
@@ -116,8 +117,7 @@ def test_workers_that_keep_dying_end_the_run(pool: HandPool) -> None:
     pool.submit(job(0), 0.0)
     for worker in range(MAX_LOSSES):
         pool.kill(worker)
-        pool._collect()
-        pool._pump()
+        pool.turn()
     pool.kill(MAX_LOSSES)
     with pytest.raises(WorkerError, match=r"4 workers died while training client 0; out of memory\? \(exit code -9\)"):
         pool.result(0)
@@ -130,12 +130,10 @@ def test_workers_that_die_during_start_up_end_the_run_and_no_client_is_blamed() 
         pool.submit(job(number), float(number))
     for worker in range(2 * MAX_LOSSES):
         pool.kill(worker)
-        pool._collect()
-        pool._pump()
+        pool.turn()
     pool.kill(2 * MAX_LOSSES)
     with pytest.raises(WorkerError, match=r"workers keep dying before they have started: exit code -9"):
-        pool._collect()
-    assert not pool._losses.total()
+        pool.turn()
     pool.close()
 
 
@@ -144,10 +142,9 @@ def test_a_successful_start_resets_the_count_of_failed_ones() -> None:
     for worker in range(3 * MAX_LOSSES):
         if worker % MAX_LOSSES == 2:
             pool.ends[worker].send(Ready())
-            pool._collect()
-            assert pool._workers[0].ready
+            pool.turn()
         pool.kill(worker)
-        pool._collect()
+        pool.turn()
     pool.close()
 
 
@@ -155,13 +152,12 @@ def test_a_cancelled_job_that_kills_workers_does_not_end_the_run(pool: HandPool)
     pool.submit(job(0), 0.0)
     for worker in range(MAX_LOSSES):
         pool.kill(worker)
-        pool._collect()
-        pool._pump()
+        pool.turn()
     pool.cancel(0)
     pool.kill(MAX_LOSSES)
-    pool._collect()
-    assert not pool._losses
-    assert not pool._jobs
+    pool.turn()
+    with pytest.raises(KeyError, match="never submitted"):
+        pool.result(0)
 
 
 class Stuck:

@@ -1,10 +1,12 @@
 """Which worker gets which order and when, what travels through shared memory, and what happens to cancelled jobs."""
 
+import tracemalloc
 from threading import Thread
 from typing import Any
 
+import pytest
 import torch
-from hand_pool import HandPool, job, model
+from hand_pool import HandPool, job, model, shared_memory
 
 from fedecho.executors.pool import AHEAD, DEPTH
 
@@ -52,12 +54,7 @@ def test_waiting_results_are_bounded_until_one_is_requested(pool: HandPool) -> N
         pool.submit(job(number), float(number))
     sent: list[int] = []
     for _ in range(12):
-        for order in pool.orders():
-            sent.append(order.number)
-            pool.answer(order)
-        if pool._workers[0].orders:
-            pool._collect()
-            pool._pump()
+        sent += pool.answer_all()
     assert sent == list(range(AHEAD + 1)), "four wait, and one more was under way"
     for number in range(3):
         pool.result(number)
@@ -67,12 +64,9 @@ def test_waiting_results_are_bounded_until_one_is_requested(pool: HandPool) -> N
 def test_an_urgent_job_goes_before_the_bound(pool: HandPool) -> None:
     for number in range(AHEAD):
         pool.submit(job(number), 0.0)
-    for _ in range(AHEAD):
-        for order in pool.orders():
-            pool.answer(order)
-        pool._collect()
-        pool._pump()
-    assert len(pool._results) == AHEAD
+    answered: list[int] = []
+    while len(answered) < AHEAD:
+        answered += pool.answer_all()
     pool.submit(job(99), 5.0)
     assert pool.numbers() == []
     assert answered_meanwhile(pool, 99).metrics == {"number": 99.0}
@@ -120,11 +114,12 @@ def test_results_are_copies_that_the_next_job_does_not_touch(pool: HandPool) -> 
 
 def test_shared_memory_is_used_again(pool: HandPool) -> None:
     """Fifty jobs from fifty versions need one segment for the model and one for the result."""
+    before = shared_memory()
     for number in range(50):
         pool.submit(job(number, version=number), 0.0)
         assert torch.equal(finish(pool, number).delta, 2 * model(number).weights.params)
-    assert len(pool._segments._all) == 2
-    assert not pool._models
+    pool.vectors[0].clear()  # the worker's views of the same segments
+    assert len(shared_memory() - before) == 2
 
 
 def test_jobs_from_one_version_share_its_segment(pool: HandPool) -> None:
@@ -139,14 +134,9 @@ def test_a_cancelled_pending_job_is_never_trained(pool: HandPool) -> None:
     for number in range(4):
         pool.submit(job(number), float(number))
     pool.cancel(2)
-    sent = []
-    while not sent or sent[-1] != 3:
-        orders = pool.orders()
-        sent += [order.number for order in orders]
-        for order in orders:
-            pool.answer(order)
-        pool._collect()
-        pool._pump()
+    sent: list[int] = []
+    while 3 not in sent:
+        sent += pool.answer_all()
     assert sent == [0, 1, 3]
 
 
@@ -155,21 +145,28 @@ def test_the_result_of_a_cancelled_running_job_is_discarded(pool: HandPool) -> N
     pool.submit(job(1), 1.0)
     pool.cancel(0)
     assert finish(pool, 1).metrics == {"number": 1.0}
-    assert pool._results == {}
-    assert pool._cancelled == set()
     assert pool.num_trained == 2
+    with pytest.raises(KeyError, match="never submitted"):
+        pool.result(0)
 
 
 def test_a_cancelled_result_is_discarded(pool: HandPool) -> None:
     pool.submit(job(0), 0.0)
     pool.submit(job(1), 1.0)
     finish(pool, 1)
-    assert set(pool._results) == {0}
+    assert pool.num_trained == 2
     pool.cancel(0)
-    assert pool._results == {}
+    with pytest.raises(KeyError, match="never submitted"):
+        pool.result(0)
 
 
 def test_cancelling_what_was_never_submitted_is_forgotten(pool: HandPool) -> None:
     """A dropout has no job, and a run may have millions of them."""
-    pool.cancel(17)
-    assert pool._cancelled == set()
+    tracemalloc.start()
+    for number in range(10_000):
+        pool.cancel(number)
+    kept_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept_bytes < 10_000
+    pool.submit(job(17), 0.0)
+    assert finish(pool, 17).metrics == {"number": 17.0}
