@@ -36,7 +36,7 @@ class MissingDataError(ValueError):
     """Data that was not found where it was expected."""
 
 
-def data_folder(data_dir: Path | None = None) -> Path:
+def data_folder(data_dir: Path | str | None = None) -> Path:
     """Return the folder that contains all datasets."""
     return expand_home(Path(data_dir or os.environ.get(VARIABLE) or "data"))
 
@@ -49,7 +49,7 @@ def expand_home(path: Path) -> Path:
         raise MissingDataError(f"{path}: there is no home folder of {path.parts[0]}") from None
 
 
-def find(name: str, data_dir: Path | None = None) -> Path:
+def find(name: str, data_dir: Path | str | None = None) -> Path:
     """Return the folder of a dataset (for ``cifar10``, any of its distributions), or the folder with the given name."""
     parent = data_folder(data_dir)
     names = FOLDERS.get(name, (name,))
@@ -68,7 +68,7 @@ def remedy(name: str) -> str:
     return ALTERNATIVES.get(name, "") + elsewhere
 
 
-def find_model(name: str, data_dir: Path | None = None) -> str:
+def find_model(name: str, data_dir: Path | str | None = None) -> str:
     """Return the folder of saved weights, here or in the data folder; else the name itself if it can be a hub name."""
     inside, hub_name = data_folder(data_dir), HUB_NAME.fullmatch(name)
     copies = [inside / Path(name).name] if hub_name else []  # a missing path is a mistake, not a name to look up elsewhere

@@ -1,7 +1,7 @@
 """Maths word problems (MathInstruct, GSM8K or your own instructions) on any causal language model, evaluated on GSM8K."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,26 +20,9 @@ from fedecho.tasks.text.adapters import ALL_LINEAR, check_lora, lean, merged, wi
 from fedecho.tasks.text.batches import RoundUp, SpanBatch, Spans, own_text_only
 from fedecho.tasks.text.chat import PROMPT, Chat
 from fedecho.tasks.text.gsm8k import final_number, greedy_answers, questions_to_grade, standard_error
-from fedecho.tasks.text.pretrained import (
-    files_of,
-    language_model,
-    load_tokenizer,
-    max_input_tokens,
-    model_folder,
-    save_pretrained,
-    supports_packing,
-)
+from fedecho.tasks.text.pretrained import language_model, save_pretrained, supports_packing
 from fedecho.tasks.text.readers import LineError, WorkedExample, read_instructions, split_unlabeled
-from fedecho.tasks.text.shared import (
-    check_rows,
-    checked_max_length,
-    computing,
-    file_digests,
-    file_of,
-    has_lower,
-    resolve_model,
-    stand_in,
-)
+from fedecho.tasks.text.shared import TextTask, file_of, has_lower, stand_in
 
 PAPER_MODEL = "Qwen/Qwen2.5-1.5B-Instruct"
 LOSS_CHUNK = 16
@@ -50,7 +33,7 @@ WIDTH_TO, ROWS_TO = 512, 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class MathInstructTask:
+class MathInstructTask(TextTask):
     """Question answering, with the loss on the answers only; ``num_unlabeled`` questions are held out as U.
 
     With ``lora_rank``, low-rank adapters are trained and only they are communicated; without it, the whole model.
@@ -86,23 +69,8 @@ class MathInstructTask:
         if "{question}" not in self.prompt:
             raise ValueError(f"task.prompt must contain {{question}}, got {self.prompt!r}")
 
-    def on(self, device: str) -> "MathInstructTask":
-        """Return the same task with its tokens on a device."""
-        return replace(self, device=device)
-
-    def computing_in(self, dtype: torch.dtype) -> "MathInstructTask":
-        """Return the same task with matrix products in ``dtype``."""
-        return replace(self, compute=dtype)
-
-    def in_few_shapes(self) -> "MathInstructTask":
-        """Return the same task with few batch shapes in training: texts share rows or get extra padding."""
-        return replace(self, few_shapes=True)
-
     def network(self, seed: int) -> nn.Module:
         return seeded(seed, self._network)
-
-    def num_examples(self, client: int) -> int:
-        return self._parts.size(client)
 
     def batch(self, client: int, rows: Tensor, generator: torch.Generator) -> SpanBatch:
         examples = torch.from_numpy(self._parts[client])[rows]
@@ -110,7 +78,7 @@ class MathInstructTask:
         if not self.few_shapes:
             return spans.batch(examples)
         tokens_to, positions_to = RoundUp(TOKENS_TO, most=max_tokens, spare=1), RoundUp(POSITIONS_TO)
-        if not self._supports_packing:
+        if not supports_packing(self._folder):
             return spans.batch(examples, tokens_to, positions_to)
         return spans.in_few_shapes(examples, tokens_to, RoundUp(WIDTH_TO, most=max_tokens), RoundUp(ROWS_TO), positions_to)
 
@@ -125,20 +93,18 @@ class MathInstructTask:
 
     def head(self, module: nn.Module) -> nn.Module:
         model: Any = module
-        head: nn.Module = model.get_output_embeddings()
-        return head
+        return model.get_output_embeddings()  # type: ignore[no-any-return]
 
     def position_counts(self) -> Tensor:
         return self._unlabeled_spans.counts
 
     def evaluate(self, module: nn.Module) -> Mapping[str, float]:
         """Return GSM8K accuracy with its standard error, and the mean token loss of the reference answers."""
-        test = self._test_set
-        with computing(self.device, self.compute):
-            answers = greedy_answers(
-                module, self._chat.tokenizer, self._prompts, self.max_new_tokens, self.eval_batch, self.device
-            )
-        right = [final_number(text) == final_number(each.answer) for text, each in zip(answers, test, strict=True)]
+        prompts = self._prompts
+        with self._computing():
+            answers = greedy_answers(module, self._tokenizer, prompts, self.max_new_tokens, self.eval_batch, self.device)
+        expected = [final_number(each.answer) for each in self._test_set]
+        right = [final_number(text) == number for text, number in zip(answers, expected, strict=True)]
         accuracy = sum(right) / len(right)
         return {
             "accuracy": accuracy,
@@ -149,22 +115,17 @@ class MathInstructTask:
 
     def save(self, module: nn.Module, folder: Path) -> None:
         """Save the model, with merged adapters and tokenizer, for ``AutoModelForCausalLM.from_pretrained``."""
-        save_pretrained(merged(module), self._chat.tokenizer, folder)
+        save_pretrained(merged(module), self._tokenizer, folder)
 
     def read_inputs(self, unlabeled: bool) -> Mapping[str, str]:
         """Read all input files and return their digests (see ``HasInputs``); U is part of ``train``."""
         _ = (self._train_spans, self._parts, self._prompts, self._test_spans, self._unlabeled_spans if unlabeled else None)
-        return file_digests({"task.train": self.train, "task.test": self.test}, MATH_FILES, self.data_dir)
+        return self._digests(MATH_FILES, train=self.train, test=self.test)
 
     @property
     def provenance(self) -> str:
         """Describe the unlabeled set U."""
         return f"{self.num_unlabeled} questions held out of {self.train}, {self.unlabeled_part} tokens"
-
-    @property
-    def model_files(self) -> str:
-        """Identify the initial weights; a resumed run must find the same ones."""
-        return files_of(self._folder)
 
     @property
     def notes(self) -> dict[str, str]:
@@ -192,7 +153,7 @@ class MathInstructTask:
         return [text for text, applies in deviations.items() if text and applies]
 
     def _network(self) -> nn.Module:
-        model = self._pretrained()
+        model = language_model(self._folder)
         if self.lora_rank is None:
             return model
         adapted = with_lora(model, self.lora_rank, self.lora_alpha or 2.0 * self.lora_rank, self.lora_targets)
@@ -202,9 +163,6 @@ class MathInstructTask:
                 param.data = param.data if param.requires_grad else param.data.to(self.compute)
         return adapted
 
-    def _pretrained(self) -> nn.Module:
-        return language_model(self._folder)
-
     def _hidden(self, module: nn.Module, batch: SpanBatch) -> Tensor:
         """Return hidden states [positions, width] only where predictions count, so that the head skips questions and padding."""
         model: Any = module
@@ -212,14 +170,14 @@ class MathInstructTask:
         if batch.text is not None:
             dtype = self.compute if has_lower(self.device, self.compute) else torch.float32
             attention = {"attention_mask": own_text_only(batch.text, dtype), "position_ids": batch.position}
-        with computing(self.device, self.compute):
+        with self._computing():
             states = model.base_model(input_ids=batch.ids, use_cache=False, **attention).last_hidden_state
         hidden: Tensor = states[batch.row, batch.column]
         return hidden
 
     def _logits(self, module: nn.Module, batch: SpanBatch) -> Tensor:
         hidden = self._hidden(module, batch)
-        with computing(self.device, self.compute):
+        with self._computing():
             logits: Tensor = self.head(module)(hidden)
         return logits.float()
 
@@ -233,20 +191,8 @@ class MathInstructTask:
         return total / int(self._test_spans.counts.sum())
 
     @cached_property
-    def _folder(self) -> Any:
-        return model_folder(resolve_model(self.model, self.data_dir))
-
-    @cached_property
-    def _supports_packing(self) -> bool:
-        return supports_packing(self._folder)
-
-    @cached_property
     def _chat(self) -> Chat:
-        return Chat(load_tokenizer(self._folder, self.pad_token), self.prompt)
-
-    @cached_property
-    def _max_tokens(self) -> int:
-        return checked_max_length(self.max_length, max_input_tokens(self._folder, self._chat.tokenizer))
+        return Chat(self._tokenizer, self.prompt)
 
     @cached_property
     def _split(self) -> tuple[list[WorkedExample], list[WorkedExample]]:
@@ -268,12 +214,13 @@ class MathInstructTask:
     @cached_property
     def _prompts(self) -> list[list[int]]:
         prompts = self._chat.tokens([self._chat.question(each.question) for each in self._test_set])
-        limit = max_input_tokens(self._folder, self._chat.tokenizer)
         for text, prompt in zip(self._test_set, prompts, strict=True):
-            if len(prompt) + self.max_new_tokens > limit:
+            if len(prompt) + self.max_new_tokens > self._limit:
                 total = f"{len(prompt)} tokens and task.max_new_tokens = {self.max_new_tokens}"
-                raise LineError(text.path, text.line, f"{total} exceed the model's limit of {limit}: lower task.max_new_tokens")
-        check_rows(prompts, self._test_set, limit, self._folder, self._chat.tokenizer)
+                raise LineError(
+                    text.path, text.line, f"{total} exceed the model's limit of {self._limit}: lower task.max_new_tokens"
+                )
+        self._check_rows(prompts, self._test_set, self._limit)
         return prompts
 
     @cached_property
@@ -307,5 +254,5 @@ class MathInstructTask:
             rows.append(whole)
             first.append(0 if part == "query" else len(question) - 1)
             end.append(len(whole) if part == "query" else len(whole) - 1)
-        check_rows(rows, texts, max_tokens, self._folder, chat.tokenizer)
-        return Spans.of(rows, first, end, chat.tokenizer.pad_token_id, self.device)
+        self._check_rows(rows, texts, max_tokens)
+        return Spans.of(rows, first, end, self._tokenizer.pad_token_id, self.device)

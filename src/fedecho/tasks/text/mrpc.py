@@ -1,10 +1,10 @@
 """Paraphrase detection (GLUE's MRPC) or your own sentence pairs, on any pretrained text classifier."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -19,27 +19,9 @@ from fedecho.tasks.classification import seeded
 from fedecho.tasks.data_files import MRPC_FILES
 from fedecho.tasks.partition import DirichletPartitioner, Partitioner, Parts, as_parts
 from fedecho.tasks.text.batches import Ragged, RoundUp
-from fedecho.tasks.text.pretrained import (
-    TYPES,
-    classifier,
-    files_of,
-    load_tokenizer,
-    max_input_tokens,
-    model_folder,
-    save_pretrained,
-    uses_token_types,
-)
+from fedecho.tasks.text.pretrained import TYPES, classifier, save_pretrained, uses_token_types
 from fedecho.tasks.text.readers import LineError, SentencePair, read_pairs
-from fedecho.tasks.text.shared import (
-    between_sentences,
-    check_rows,
-    checked_max_length,
-    computing,
-    file_digests,
-    file_of,
-    resolve_model,
-    stand_in,
-)
+from fedecho.tasks.text.shared import TextTask, between_sentences, file_of, stand_in
 
 PAPER_MODEL = "google-bert/bert-base-uncased"
 EVAL_CHUNK = 128
@@ -50,7 +32,7 @@ Inputs = dict[str, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
-class MrpcTask:
+class MrpcTask(TextTask):
     """Sentence-pair classification, evaluated on the validation set. U is ``unlabeled_size`` test pairs (or "all") without labels.
 
     ``model`` is a folder or a hub name. ``train``, ``dev`` and ``unlabeled`` may be your own .tsv or .jsonl files with the
@@ -75,27 +57,12 @@ class MrpcTask:
     def __post_init__(self) -> None:
         check_ranges(self, "task.")
 
-    def on(self, device: str) -> "MrpcTask":
-        """Return the same task with its tokens on a device."""
-        return replace(self, device=device)
-
-    def computing_in(self, dtype: torch.dtype) -> "MrpcTask":
-        """Return the same task with matrix products in ``dtype``."""
-        return replace(self, compute=dtype)
-
-    def in_few_shapes(self) -> "MrpcTask":
-        """Return the same task with extra padding in training, so that there are few batch shapes."""
-        return replace(self, few_shapes=True)
-
     @property
     def num_unlabeled(self) -> int:
         return len(self._unlabeled_pairs) if self.unlabeled_size == "all" else self.unlabeled_size
 
     def network(self, seed: int) -> nn.Module:
         return seeded(seed, lambda: classifier(self._folder, self._num_labels, self._tokenizer.pad_token_id))
-
-    def num_examples(self, client: int) -> int:
-        return self._parts.size(client)
 
     def batch(self, client: int, rows: Tensor, generator: torch.Generator) -> tuple[Inputs, Tensor]:
         examples = torch.from_numpy(self._parts[client])[rows]
@@ -126,19 +93,14 @@ class MrpcTask:
 
     def read_inputs(self, unlabeled: bool) -> Mapping[str, str]:
         """Read all input files and return their digests (see ``HasInputs``)."""
-        files = {"task.train": self.train, "task.dev": self.dev} | ({"task.unlabeled": self.unlabeled} if unlabeled else {})
         _ = (self._train_tokens, self._parts, self._dev, self._unlabeled_tokens if unlabeled else None)
-        return file_digests(files, MRPC_FILES, self.data_dir)
+        of_unlabeled = {"unlabeled": self.unlabeled} if unlabeled else {}
+        return self._digests(MRPC_FILES, train=self.train, dev=self.dev, **of_unlabeled)
 
     @property
     def provenance(self) -> str:
         """Describe the unlabeled set U."""
         return f"{self.num_unlabeled} pairs of {self.unlabeled}, labels not read"
-
-    @property
-    def model_files(self) -> str:
-        """Identify the initial weights; a resumed run must find the same ones."""
-        return files_of(self._folder)
 
     @property
     def notes(self) -> dict[str, str]:
@@ -158,25 +120,13 @@ class MrpcTask:
             yield batch
 
     def _forward(self, module: nn.Module, inputs: Inputs) -> Tensor:
-        with computing(self.device, self.compute):
+        with self._computing():
             logits: Tensor = module(**inputs).logits
         return logits.float()
 
     @cached_property
-    def _folder(self) -> Any:
-        return model_folder(resolve_model(self.model, self.data_dir))
-
-    @cached_property
-    def _tokenizer(self) -> Any:
-        return load_tokenizer(self._folder, self.pad_token)
-
-    @cached_property
     def _separator(self) -> str:
         return between_sentences(self._tokenizer)
-
-    @cached_property
-    def _max_tokens(self) -> int:
-        return checked_max_length(self.max_length, max_input_tokens(self._folder, self._tokenizer))
 
     @cached_property
     def _train_pairs(self) -> list[SentencePair]:
@@ -229,7 +179,7 @@ class MrpcTask:
         truncation = {} if self.max_length is None else {"truncation": True, "max_length": max_tokens}
         seconds = [f"{self._separator}{pair.second}" for pair in pairs]
         encoded = self._tokenizer([pair.first for pair in pairs], seconds, verbose=False, **truncation)
-        check_rows(encoded["input_ids"], pairs, max_tokens, self._folder, self._tokenizer)
+        self._check_rows(encoded["input_ids"], pairs, max_tokens)
         types = encoded.get(TYPES) if uses_token_types(self._folder, self._tokenizer) else None
         return Tokens(
             Ragged.of(encoded["input_ids"], self.device),
