@@ -76,7 +76,9 @@ class ScriptedGrid(Grid):
         return [message for message in self.sent if message.metadata.message_type == kind]
 
     def answer(self, order: Message, content: RecordDict | None = None, code: int = 0, reason: str = "") -> None:
-        reply = Message(content, reply_to=order) if content is not None else Message(Error(code, reason), reply_to=order)
+        self.deliver(Message(content, reply_to=order) if content is not None else Message(Error(code, reason), reply_to=order))
+
+    def deliver(self, reply: Message) -> None:
         self._answers.append(reply)
 
     def get_node_ids(self) -> Iterable[int]:

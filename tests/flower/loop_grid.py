@@ -15,6 +15,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
 
+FIRST_NODE = 1001
 Runtime = Callable[[int, int], float]
 """Of (client, dispatch)."""
 
@@ -43,7 +44,7 @@ class LoopGrid(Grid):
         self._queue: list[tuple[float, int, str, Message]] = []
         self._count = 0
         for client in range(num_nodes):
-            self.start_node(1001 + client, client)
+            self.start_node(FIRST_NODE + client, client)
 
     def start_node(self, node: int, client: int) -> None:
         self.contexts[node] = Context(
@@ -77,17 +78,18 @@ class LoopGrid(Grid):
             self._queue.remove(entry)
             heapq.heapify(self._queue)
             self.now = max(self.now, due)
-            reply = self.spoil(order, self._reply(order))
+            reply = self.spoil(order, self.reply_to(order))
             return [] if reply is None else [reply]
         return []
 
     def _runtime(self, order: Message) -> float:
         if order.metadata.message_type != "train":
             return 0.0
-        config = order.content["config"]
-        return self.runtime(int(config["client"]), int(config["dispatch"]))
+        config = order.content["config"]  # without these numbers in an app that is not ours
+        client = config.get("client", order.metadata.dst_node_id - FIRST_NODE)
+        return self.runtime(int(client), int(config.get("dispatch", self._count)))
 
-    def _reply(self, order: Message) -> Message:
+    def reply_to(self, order: Message) -> Message:
         context = self.contexts.get(order.metadata.dst_node_id)
         if context is None:
             return Message(Error(5, "node unavailable"), reply_to=order)

@@ -1,5 +1,7 @@
 """The grid transport against a scripted grid: who is there, what answers what, and what is given up."""
 
+import gc
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -296,13 +298,13 @@ def test_the_clock_goes_on_after_a_resume() -> None:
     assert after.deadlines.slowest_s == {0: 7.0}
 
 
-def given_up(grid: ScriptedGrid, ask: bool = False) -> GridTransport:
+def given_up(grid: ScriptedGrid, ask: bool = False, order: Dispatch | None = None) -> GridTransport:
     """A transport whose one client has let its deadline of 3 s pass."""
     transport = transport_on(grid, num_clients=1, ask=ask, timeout_s=3.0)
     if ask:
         grid.later(lambda: grid.answer(grid.orders("query")[0], introduction(0)))
     transport.gather()
-    transport.send(dispatch())
+    transport.send(order or dispatch())
     grid.later(*[nothing] * 4)
     assert transport.receive() == Left(0, "no answer within 3 s", "deadline")
     return transport
@@ -327,9 +329,13 @@ def test_a_node_whose_message_vanished_is_free_when_it_answers_a_question(answer
 
 
 def test_what_is_given_up_keeps_no_model_in_memory() -> None:
-    transport = given_up(ScriptedGrid(11))
-    (late,) = transport._overdue.values()
-    assert (late.client, late.number, late.node, late.dispatch) == (0, 0, 11, None)
+    order = dispatch()
+    params = weakref.ref(order.model.weights.params)
+    transport = given_up(ScriptedGrid(11), order=order)
+    del order
+    gc.collect()
+    assert params() is None
+    assert transport.roster.clients == [0], "its node is known, and may still answer"
 
 
 def test_a_late_word_that_the_node_is_gone_frees_nobody() -> None:
@@ -430,7 +436,7 @@ def test_content_that_is_no_records_is_refused() -> None:
     transport.send(dispatch())
     reply = FlowerMessage(RecordDict(), reply_to=grid.orders()[0])
     reply.__dict__["_content"] = ["no", "records"]
-    grid._answers.append(reply)
+    grid.deliver(reply)
     got = transport.receive()
     assert isinstance(got, Refused)
     assert got.reason == "the answer cannot be read: the content is a list, not a RecordDict"

@@ -152,7 +152,7 @@ def test_every_fault_is_named_and_the_run_finishes(tmp_path: Path) -> None:
             return Message(spoilt(reply.content, shape=True), reply_to=order)
         if seen == 7:
             grid.stop_node(order.metadata.dst_node_id)
-            return grid._reply(order)
+            return grid.reply_to(order)
         if seen == 9:
             there = {int(context.node_config["partition-id"]) for context in grid.contexts.values()}
             grid.start_node(2001, min(set(range(8)) - there))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_text import write_world
+from tiny_text import tokenizer, write_world
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -103,7 +103,7 @@ def test_texts_share_rows(world: Path) -> None:
         mine = few.text == number
         assert torch.equal(few.ids[mine], ids[mask.bool()])
         assert few.position[mine].tolist() == list(range(int(mask.sum())))
-    assert set(few.ids[few.text == 0].tolist()) == {plain._chat.tokenizer.pad_token_id}
+    assert set(few.ids[few.text == 0].tolist()) == {tokenizer().pad_token_id}
 
 
 SIZES = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}

@@ -1,8 +1,11 @@
 """WorkedExample questions on a tiny language model made on the spot."""
 
 import json
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from decimal import Decimal
+from functools import cache
 from math import sqrt
 from pathlib import Path
 
@@ -10,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_text import TEMPLATE, save_language_model, tokenizer, write_world
+from torch import nn
 from torch.nn.functional import cross_entropy
 from transformers import GenerationConfig
 
@@ -20,7 +24,7 @@ from fedecho.tasks.text.adapters import FusedRMSNorm
 from fedecho.tasks.text.chat import Chat
 from fedecho.tasks.text.gsm8k import final_number, greedy_answers, standard_error
 from fedecho.tasks.text.pretrained import _in_float32, library, stop_tokens
-from fedecho.tasks.text.readers import read_instructions
+from fedecho.tasks.text.readers import WorkedExample, read_instructions, split_unlabeled
 from fedecho.tasks.text.shared import has_lower
 
 
@@ -36,29 +40,56 @@ def task(world: Path) -> MathInstructTask:
     )
 
 
+def in_file(task: MathInstructTask, name: str) -> list[WorkedExample]:
+    return read_instructions(Path(str(task.data_dir)) / "gsm8k" / name)
+
+
+@cache
+def trained_chat() -> Chat:
+    return Chat(tokenizer())
+
+
+def encoded(example: WorkedExample) -> tuple[list[int], list[int]]:
+    """The tokens of the question and of the answer."""
+    chat = trained_chat()
+    question, answer = chat.tokens(list(chat.question_and_answer(example.question, example.answer)))
+    return question, answer
+
+
+def examples_of(task: MathInstructTask, client: int) -> list[tuple[int, ...]]:
+    """The tokens of each of a client's examples."""
+    batch = task.batch(client, torch.arange(task.num_examples(client)), torch.Generator())
+    return [tuple(ids[mask.bool()].tolist()) for ids, mask in zip(batch.ids, batch.mask, strict=True)]
+
+
+def answer_losses(module: nn.Module, examples: Iterable[tuple[list[int], list[int]]]) -> list[float]:
+    """The loss of every token of the answers, by the whole model on one unpadded text after another."""
+    losses: list[float] = []
+    for asked, said in examples:
+        logits = module(input_ids=torch.tensor([asked + said])).logits[0].detach()
+        losses += cross_entropy(logits[len(asked) - 1 : -1], torch.tensor(said), reduction="none").tolist()
+    return losses
+
+
 def test_the_loss_is_on_the_answers_alone(task: MathInstructTask) -> None:
-    """Against the whole model on unpadded texts, one after the other."""
     module, rows = task.network(0).eval(), torch.tensor([2, 0, 5])
     loss = task.loss(module, task.batch(1, rows, torch.Generator()))
-    total, num, chat = 0.0, 0, Chat(tokenizer())
-    for row in task._parts[1][rows].tolist():
-        text = task._split[1][row]
-        asked, said = chat.tokens(list(chat.question_and_answer(text.question, text.answer)))
-        logits = module(input_ids=torch.tensor([asked + said])).logits[0].detach()
-        total += float(cross_entropy(logits[len(asked) - 1 : -1], torch.tensor(said), reduction="sum"))
-        num += len(said)
-    assert float(loss.detach()) == pytest.approx(total / num, rel=1e-5)
+    by_tokens = {tuple(asked + said): (asked, said) for asked, said in map(encoded, in_file(task, "train.jsonl"))}
+    mine = examples_of(task, 1)
+    losses = answer_losses(module, [by_tokens[mine[row]] for row in rows.tolist()])
+    assert float(loss.detach()) == pytest.approx(np.mean(losses), rel=1e-5)
 
 
 def test_questions_are_held_out_of_what_the_clients_have(task: MathInstructTask) -> None:
-    held, kept = task._split
-    asked = [each.question for each in read_instructions(Path(str(task.data_dir)) / "gsm8k" / "train.jsonl")]
+    every = in_file(task, "train.jsonl")
+    held, kept = split_unlabeled(every, 5, 0, "gsm8k-train", 3)
+    asked = [each.question for each in every]
     assert len(set(asked)) < len(asked) == 50, "some are asked twice"
     assert len({each.question for each in held}) == len(held) == 5
     assert [each.question for each in kept] == [text for text in asked if text not in {each.question for each in held}]
-    assert sum(task.num_examples(client) for client in range(3)) == len(kept)
-    other = replace(task, seed=1)._split[0]
-    assert {each.line for each in other} != {each.line for each in held}
+    there = Counter(example for client in range(3) for example in examples_of(task, client))
+    assert there == Counter(tuple(question + answer) for question, answer in map(encoded, kept))
+    assert {each.line for each in split_unlabeled(every, 5, 1, "gsm8k-train", 3)[0]} != {each.line for each in held}
 
 
 def test_logits_are_the_head_of_the_hidden_states(task: MathInstructTask) -> None:
@@ -100,8 +131,8 @@ def test_adapters_are_scaled_by_alpha_over_the_rank(task: MathInstructTask, alph
 
 
 def test_who_has_what_moves_with_the_seed_and_is_split_by_source_or_steps(task: MathInstructTask, tmp_path: Path) -> None:
-    def clients(of: MathInstructTask) -> list[list[int]]:
-        return [sorted(of._split[1][row].line for row in of._parts[client].tolist()) for client in range(of.num_clients)]
+    def clients(of: MathInstructTask) -> list[list[tuple[int, ...]]]:
+        return [sorted(examples_of(of, client)) for client in range(of.num_clients)]
 
     same = replace(task, num_unlabeled=0)
     assert clients(same) == clients(replace(same))
@@ -110,7 +141,11 @@ def test_who_has_what_moves_with_the_seed_and_is_split_by_source_or_steps(task: 
     (tmp_path / "own.json").write_text(json.dumps(rows))
     apart = DirichletPartitioner(alpha=1e-3, min_partition_size=1)
     own = replace(same, train=str(tmp_path / "own.json"), partition=apart)
-    groups = [{own._split[1][row].group for row in own._parts[client].tolist()} for client in range(3)]
+    source_of = {}
+    for each in read_instructions(tmp_path / "own.json"):
+        question, answer = encoded(each)
+        source_of[tuple(question + answer)] = each.group
+    groups = [{source_of[example] for example in examples_of(own, client)} for client in range(3)]
     assert sorted(map(len, groups)) == [1, 1, 1], "with next to no mixing every client has one source"
 
 
@@ -119,8 +154,9 @@ def test_questions_that_are_asked_again_are_all_held_out(task: MathInstructTask,
     rows = [{"source": s, "instruction": f"question {n}", "output": f"{s} 1"} for s in sources for n in range(20)]
     (tmp_path / "thrice.json").write_text(json.dumps(rows))
     thrice = replace(task, train=str(tmp_path / "thrice.json"), num_unlabeled=7)
-    held, kept = thrice._split
+    held, kept = split_unlabeled(read_instructions(tmp_path / "thrice.json"), 7, 0, "thrice", 3)
     assert (len(held), len(kept)) == (7, 60 - 3 * 7)
+    assert sum(map(thrice.num_examples, range(3))) == len(kept)
     assert not {each.question for each in held} & {each.question for each in kept}
     with pytest.raises(ValueError, match=r"num_unlabeled is 20, but .*thrice\.json has only 20 questions"):
         replace(thrice, num_unlabeled=20).num_examples(0)
@@ -199,25 +235,24 @@ def test_the_number_an_answer_comes_to(text: str, number: str | None) -> None:
 
 def test_scores(task: MathInstructTask, monkeypatch: pytest.MonkeyPatch) -> None:
     """With answers put into its mouth: a third right; the loss is the mean over the answers' tokens."""
-    said = [each.answer if row < 2 else "#### -1" for row, each in enumerate(task._test_set)]
+    test = in_file(task, "test.jsonl")
+    said = [each.answer if row < 2 else "#### -1" for row, each in enumerate(test)]
     monkeypatch.setattr("fedecho.tasks.text.mathinstruct.greedy_answers", lambda *arguments: said)
     module = task.network(0).eval()
     monkeypatch.setattr("fedecho.tasks.text.mathinstruct.LOSS_CHUNK", 4)  # 4 questions and 2: a mean of means would be another
     scores = task.evaluate(module)
     assert scores["accuracy"] == pytest.approx(2 / 6)
     assert scores["standard_error"] == pytest.approx(sqrt(2 / 6 * 4 / 6 / 6)) == standard_error(2 / 6, 6)
-    losses = []
-    for row in range(6):
-        batch = task._test_spans.batch(torch.tensor([row]))
-        logits = module(input_ids=batch.ids).logits[0, batch.column].detach()
-        losses += cross_entropy(logits, batch.targets, reduction="none").tolist()
-    assert scores["answer_loss"] == pytest.approx(np.mean(losses), rel=1e-5)
+    assert scores["answer_loss"] == pytest.approx(np.mean(answer_losses(module, map(encoded, test))), rel=1e-5)
 
 
 def test_an_evaluation_of_the_first_few_questions(task: MathInstructTask) -> None:
     few = replace(task, num_test=2)
-    assert few.evaluate(few.network(0).eval())["num_questions"] == 2
-    assert [each.line for each in few._test_set] == [1, 2]
+    module = few.network(0).eval()
+    scores = few.evaluate(module)
+    assert scores["num_questions"] == 2
+    losses = answer_losses(module, map(encoded, in_file(task, "test.jsonl")[:2]))
+    assert scores["answer_loss"] == pytest.approx(np.mean(losses), rel=1e-5)
     with pytest.raises(ValueError, match=r"num_test is 7, but gsm8k-test has 6 questions"):
         replace(task, num_test=7).read_inputs(unlabeled=False)
 
@@ -277,9 +312,9 @@ def test_texts_that_are_too_long(task: MathInstructTask, tmp_path: Path) -> None
         ValueError, match=r"test\.jsonl, line 1: \d+ tokens and task\.max_new_tokens = 250 exceed the model\'s limit of 256"
     ):
         replace(task, max_new_tokens=250).evaluate(task.network(0).eval())
-    longest = int(task._train_spans.tokens.lengths.max())
+    longest = max(len(example) for client in range(3) for example in examples_of(task, client))
     cut = replace(task, max_length=longest - 2)
-    assert int(cut._train_spans.tokens.lengths.max()) == longest - 2
+    assert max(len(example) for client in range(3) for example in examples_of(cut, client)) == longest - 2
 
 
 def test_tokenizers_that_cannot_pad(task: MathInstructTask, tmp_path: Path) -> None:

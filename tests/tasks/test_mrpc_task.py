@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny_text import save_classifier, save_language_model, tokenizer, write_world
+from tiny_text import pairs, save_classifier, save_language_model, tokenizer, write_world
 from tokenizers import normalizers
+from torch import nn
 from torch.nn.functional import cross_entropy
 from transformers import (
     AutoModel,
@@ -51,27 +52,44 @@ def task(world: Path) -> MrpcTask:
     return MrpcTask(model="tiny-bert", num_clients=4, unlabeled_size=6, data_dir=str(world))
 
 
+TRAIN, DEV = pairs(60, 0), pairs(20, 1)
+"""Label, first and second sentence, as ``write_mrpc`` writes them."""
+
+
+def examples(task: MrpcTask, client: int) -> list[tuple[tuple[int, ...], int]]:
+    """The tokens and the label of each of a client's examples."""
+    inputs, labels = task.batch(client, torch.arange(task.num_examples(client)), torch.Generator())
+    texts = zip(inputs["input_ids"], inputs["attention_mask"].bool(), strict=True)
+    return list(zip([tuple(ids[mask].tolist()) for ids, mask in texts], labels.tolist(), strict=True))
+
+
+def decided(task: MrpcTask) -> nn.Module:
+    """A network whose logits tell texts apart; those of a new head hardly differ."""
+    module = task.network(3).eval()
+    with torch.no_grad():
+        module.classifier.weight.mul_(1000)
+    return module
+
+
 def test_every_pair_is_in_exactly_one_client(task: MrpcTask) -> None:
-    rows = Counter(int(row) for client in range(4) for row in task._parts[client])
-    assert set(rows.values()) == {1}
-    assert sum(task.num_examples(client) for client in range(4)) == len(rows) == 60
+    made = tokenizer(pair=True)
+    there = Counter((tuple(made(first, second)["input_ids"]), label) for label, first, second in TRAIN)
+    assert Counter(example for client in range(4) for example in examples(task, client)) == there
 
 
 def test_who_has_what_and_what_u_is_move_with_the_seed(task: MrpcTask) -> None:
-    one, other = task, replace(task, seed=1)
-    assert [one._parts[client].tolist() for client in range(4)] != [other._parts[client].tolist() for client in range(4)]
-    assert [pair.line for pair in one._unlabeled_pairs] == [pair.line for pair in replace(task)._unlabeled_pairs]
-    assert {pair.line for pair in one._unlabeled_pairs} != {pair.line for pair in other._unlabeled_pairs}
+    other, module = replace(task, seed=1), decided(task)
+    assert [examples(task, client) for client in range(4)] == [examples(replace(task), client) for client in range(4)]
+    assert [examples(task, client) for client in range(4)] != [examples(other, client) for client in range(4)]
+    logits = [each.logits(module, torch.arange(6)).sort(dim=0).values for each in (task, replace(task), other)]
+    assert torch.equal(logits[0], logits[1])
+    assert not torch.allclose(logits[0], logits[2], atol=1e-4), "another order alone would be the same set"
 
 
 def test_sentences_do_not_run_together_where_a_tokenizer_puts_nothing_between_them(task: MrpcTask, tmp_path: Path) -> None:
-    plain = replace(task, model=str(save_language_model(tmp_path / "plain")))
-    assert plain._separator == "\n"
-    pair = plain._train_pairs[0]
-    ids = plain._tokens([pair]).ids.flat.tolist()
-    read = "".join(plain._tokenizer.convert_ids_to_tokens(ids)).replace("Ġ", " ").replace("Ċ", "\n")
-    assert read == f"{pair.first}\n{pair.second}"
-    assert task._separator == "", "BERT's kind has a token of its own there"
+    plain = replace(task, model=str(save_language_model(tmp_path / "plain")), num_clients=1, partition=IidPartitioner())
+    read = {"".join(tokenizer().convert_ids_to_tokens(ids)).replace("Ġ", " ") for ids, _ in examples(plain, 0)}
+    assert read == {f"{first}Ċ{second}" for _, first, second in TRAIN}, "a line break is between them"
     silent = tokenizer()
     silent.backend_tokenizer.normalizer = normalizers.Replace("\n", "")
     assert between_sentences(silent) == "</s>"
@@ -84,10 +102,12 @@ def test_padding_takes_no_part_and_the_loss_is_that_of_single_pairs(task: MrpcTa
     module, rows = task.network(0).eval(), torch.tensor([3, 0, 2])
     together = task.loss(module, task.batch(1, rows, torch.Generator()))
     made, single = tokenizer(pair=True), []
-    for row in task._parts[1][rows].tolist():
-        pair = task._train_pairs[row]
-        inputs = made(pair.first, pair.second, return_tensors="pt")
-        single.append(float(cross_entropy(module(**inputs).logits, torch.tensor([pair.label])).detach()))
+    inputs_of = {
+        tuple(made(first, second)["input_ids"]): made(first, second, return_tensors="pt") for _, first, second in TRAIN
+    }
+    for row in rows.tolist():
+        ids, label = examples(task, 1)[row]
+        single.append(float(cross_entropy(module(**inputs_of[ids]).logits, torch.tensor([label])).detach()))
     assert float(together.detach()) == pytest.approx(np.mean(single), rel=1e-5)
     apart = torch.cat([task.logits(module, torch.tensor([row])) for row in range(6)])
     assert torch.allclose(task.logits(module, torch.arange(6)), apart, atol=1e-6)
@@ -95,16 +115,15 @@ def test_padding_takes_no_part_and_the_loss_is_that_of_single_pairs(task: MrpcTa
 
 def test_which_sentence_a_token_is_of_reaches_the_models_that_take_it(task: MrpcTask, tmp_path: Path) -> None:
     inputs = task.batch(0, torch.arange(3), torch.Generator())[0]
-    assert int(task._train_tokens.types.flat.max()) == 1
     assert int(inputs["token_type_ids"].max()) == 1
     folder = save_classifier(tmp_path / "untyped")
     tokenizer().save_pretrained(folder)
-    assert replace(task, model=str(folder))._train_tokens.types is None, "the tokenizer's types are not meant for the model"
+    untyped = replace(task, model=str(folder)).batch(0, torch.arange(3), torch.Generator())[0]
+    assert "token_type_ids" not in untyped, "the tokenizer's types are not meant for the model"
     config = DistilBertConfig(vocab_size=330, dim=16, n_layers=1, n_heads=2, hidden_dim=32, max_position_embeddings=80)
     DistilBertForSequenceClassification(config).save_pretrained(tmp_path / "distil")
     tokenizer(pair=True).save_pretrained(tmp_path / "distil")
     distil = replace(task, model=str(tmp_path / "distil"))
-    assert distil._train_tokens.types is None
     assert distil.logits(distil.network(0).eval(), torch.arange(2)).shape == (2, 2), "a model that takes no types gets none"
     small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     one_type = RobertaConfig(vocab_size=330, max_position_embeddings=80, type_vocab_size=1, **small)
@@ -117,23 +136,19 @@ def test_which_sentence_a_token_is_of_reaches_the_models_that_take_it(task: Mrpc
 def test_the_unlabeled_set_is_some_or_all_of_the_test_pairs(task: MrpcTask) -> None:
     every = replace(task, unlabeled_size="all")
     assert (task.num_unlabeled, every.num_unlabeled) == (6, 16)
-    texts = {(pair.first, pair.second) for pair in every._unlabeled_pairs}
-    assert {(pair.first, pair.second) for pair in task._unlabeled_pairs} <= texts
-    assert task.logits(task.network(0).eval(), torch.arange(6)).shape == (6, 2)
+    module = decided(task)
+    some, all_of_them = task.logits(module, torch.arange(6)), every.logits(module, torch.arange(16))
+    assert (some.shape, all_of_them.shape) == ((6, 2), (16, 2))
+    assert all(torch.isclose(row, all_of_them, atol=1e-4).all(dim=1).any() for row in some)
     with pytest.raises(ValueError, match=r"unlabeled_size is 17, but mrpc-test has 16"):
         replace(task, unlabeled_size=17).logits(task.network(0), torch.arange(1))
 
 
 def test_accuracy_and_f1_against_counting(task: MrpcTask) -> None:
-    module = task.network(3).eval()
-    with torch.no_grad():
-        module.classifier.weight.mul_(50)
-    scores, right, pairs = task.evaluate(module), Counter(), 0
-    for inputs, labels in task._dev:
-        for guess, label in zip(module(**inputs).logits.argmax(dim=-1).tolist(), labels.tolist(), strict=True):
-            right[guess, label] += 1
-            pairs += 1
-    assert pairs == 20
+    module = decided(task)
+    scores, right, made = task.evaluate(module), Counter(), tokenizer(pair=True)
+    for label, first, second in DEV:
+        right[int(module(**made(first, second, return_tensors="pt")).logits.argmax()), label] += 1
     assert scores["accuracy"] == pytest.approx((right[0, 0] + right[1, 1]) / 20)
     precision, recall = right[1, 1] / max(right[1, 0] + right[1, 1], 1), right[1, 1] / (right[0, 1] + right[1, 1])
     assert scores["f1"] == pytest.approx(2 * precision * recall / max(precision + recall, 1e-9))
