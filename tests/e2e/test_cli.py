@@ -21,7 +21,7 @@ from fedecho import ALGORITHMS, RECIPES, FedBuff, __version__, load, resume, sim
 from fedecho.cli import app, catalog
 from fedecho.core import task as breaks
 from fedecho.core.loop import Moment
-from fedecho.runs import compare, signals
+from fedecho.runs import compare
 from fedecho.runs import job_processes as led
 from fedecho.runs import run_stats as state
 from fedecho.runs.config import to_config
@@ -304,7 +304,6 @@ def test_a_run_that_is_led_keeps_its_last_evaluation_when_it_is_told_to_stop(
 ) -> None:
     planned = compare.PlannedRun("one", load("digits", algorithm="fedbuff", versions=2), tmp_path / "one")
     stop, real, news = threading.Event(), breaks.report_progress, []
-    monkeypatch.setattr(signals, "_parent_requests_stop", stop.is_set)
     monkeypatch.setattr(led, "STATE_EVERY_S", 0.0)
     monkeypatch.setattr(state, "LONG_S", 0.0)
 
@@ -313,7 +312,7 @@ def test_a_run_that_is_led_keeps_its_last_evaluation_when_it_is_told_to_stop(
         real(done, total)
 
     monkeypatch.setattr(classification, "report_progress", at)
-    kind, (error, _) = led.run_job(pickle.dumps(partial(compare._run_one, planned)), news.append)
+    kind, (error, _) = led.run_job(pickle.dumps(partial(compare._run_one, planned)), news.append, stop.is_set)
     assert kind == led.FAILED
     assert isinstance(error, Interrupted)
     assert "stopped at version 2 of 2" in str(error)

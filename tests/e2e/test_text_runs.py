@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from importlib.metadata import version
@@ -29,12 +30,12 @@ from fedecho.paper.text_tables import ECHO
 from fedecho.paper.text_tables import TEXT_TABLES as TABLES
 from fedecho.report.terminal import LiveProgress
 from fedecho.runs import run_stats as state
-from fedecho.runs import signals
 from fedecho.runs.build import bound_network
 from fedecho.runs.config import differences, to_config
 from fedecho.runs.on_gpu import GpuParts
 from fedecho.runs.record import read_header
 from fedecho.runs.run import Result
+from fedecho.tasks.text import gsm8k
 from fedecho.tasks.text.pretrained import files_of
 
 KINDS = {
@@ -231,7 +232,13 @@ def test_tables_name_every_stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_model_that_is_judged_as_it_is_can_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(signals, "_parent_requests_stop", lambda: True)
+    real = gsm8k.report_progress
+
+    def interrupted(done: int, total: int) -> None:
+        signal.raise_signal(signal.SIGINT)
+        real(done, total)
+
+    monkeypatch.setattr(gsm8k, "report_progress", interrupted)
     small = ["task.model=tiny-llama", "task.max_new_tokens=2", "task.num_clients=6", "task.num_unlabeled=6"]
     settings = [word for setting in small for word in ("--set", setting)]
     only = ["--only", "before", "--only", "smollm2-135m-5-versions", "--seeds", "0"]

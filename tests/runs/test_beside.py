@@ -19,7 +19,7 @@ from fedecho.runs import job_processes, signals
 from fedecho.runs.job_processes import FAILED, Report, Say, run_job, run_jobs
 from fedecho.runs.run import Interrupted
 from fedecho.runs.run_stats import RunState
-from fedecho.runs.signals import ShortageError, memory_shortage, stop_signals
+from fedecho.runs.signals import ShortageError, Stop, memory_shortage, stop_signals
 
 
 class StubbornError(Exception):
@@ -29,25 +29,24 @@ class StubbornError(Exception):
         super().__init__(f"{one} and {two}")
 
 
-def _work(number: int, report: Report, say: Say) -> int:
+def _work(number: int, report: Report, say: Say, stop: Stop) -> int:
     report(RunState(3, version=number))
     say(f"I am number {number}")
     return number * number
 
 
-def _until_stopped(folder: Path, report: Report, say: Say) -> None:
+def _until_stopped(folder: Path, report: Report, say: Say, stop: Stop) -> None:
     """Lively, and in good order: asked to stop it has much to say, more than a pipe holds that nobody reads."""
     (folder / f"began-{os.getpid()}").touch()
-    with stop_signals(say) as asked:
-        while not asked():
-            report(RunState(3))
-            time.sleep(0.02)
+    while not stop():
+        report(RunState(3))
+        time.sleep(0.02)
     say("x" * 1_000_000)
     (folder / f"kept-{os.getpid()}").touch()
     raise Interrupted("asked to stop")
 
 
-def _once_they_work(folder: Path, number: int, then: Exception | signal.Signals, report: Report, say: Say) -> None:
+def _once_they_work(folder: Path, number: int, then: Exception | signal.Signals, report: Report, say: Say, stop: Stop) -> None:
     while len(list(folder.glob("began-*"))) < number:
         time.sleep(0.02)
     if isinstance(then, Exception):
@@ -56,7 +55,7 @@ def _once_they_work(folder: Path, number: int, then: Exception | signal.Signals,
     time.sleep(60)
 
 
-def _for_want_of_memory(folder: Path, how: str, report: Report, say: Say) -> str:
+def _for_want_of_memory(folder: Path, how: str, report: Report, say: Say, stop: Stop) -> str:
     """It fails for as long as another is at work."""
     if how == "for ever" or not (folder / "over").exists():
         (folder / "tried").touch()
@@ -66,7 +65,7 @@ def _for_want_of_memory(folder: Path, how: str, report: Report, say: Say) -> str
     return "done"
 
 
-def _at_work_until_another_tried(folder: Path, report: Report, say: Say) -> str:
+def _at_work_until_another_tried(folder: Path, report: Report, say: Say, stop: Stop) -> str:
     while not (folder / "tried").exists():
         time.sleep(0.02)
     time.sleep(0.5)
@@ -74,7 +73,7 @@ def _at_work_until_another_tried(folder: Path, report: Report, say: Say) -> str:
     return "done"
 
 
-def _too_large_for_two(folder: Path, report: Report, say: Say) -> str:
+def _too_large_for_two(folder: Path, report: Report, say: Say, stop: Stop) -> str:
     """Both fail together, and each fits alone."""
     (folder / f"tried-{os.getpid()}").touch()
     while len(list(folder.glob("tried-*"))) < 2:
@@ -84,7 +83,7 @@ def _too_large_for_two(folder: Path, report: Report, say: Say) -> str:
     return "done"
 
 
-def _does_not_leave(report: Report, say: Say) -> str:
+def _does_not_leave(report: Report, say: Say, stop: Stop) -> str:
     threading.Thread(target=time.sleep, args=(600,)).start()
     return "done"
 
@@ -212,7 +211,7 @@ def test_an_order_that_cannot_be_read_says_why() -> None:
         def __reduce__(self) -> tuple[object, tuple[str]]:
             return open, ("/nowhere/at/all",)
 
-    kind, (error, _) = run_job(pickle.dumps(Unreadable()), _ignore)
+    kind, (error, _) = run_job(pickle.dumps(Unreadable()), _ignore, lambda: False)
     assert kind == FAILED
     assert isinstance(error, FileNotFoundError)
 

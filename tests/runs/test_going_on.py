@@ -6,6 +6,7 @@ import pytest
 
 from fedecho import load, resume, simulate
 from fedecho.runs.execution import Execution, check_same_arithmetic, resume_options
+from fedecho.runs.run import Interrupted
 
 ON_GPU = {"executor": "cuda", "workers": 6, "precision": "fp32", "deterministic": True, "device": "a GPU"}
 EXACT = {"precision": "fp32", "deterministic": True}
@@ -31,3 +32,16 @@ def test_python_too_goes_on_where_a_gpu_run_was(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(ValueError, match="needs an NVIDIA GPU"):
         resume(tmp_path)
+
+
+def test_a_program_stops_a_run_without_a_signal_and_resumes_it(tmp_path: Path) -> None:
+    experiment, asked = load("digits", algorithm="fedbuff", versions=2), 0
+
+    def stop() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked == 5
+
+    with pytest.raises(Interrupted, match=r"stopped at version [01] of 2; resume with"):
+        simulate(experiment, out=tmp_path, stop=stop)
+    assert resume(tmp_path).summary.arrivals_sha256 == simulate(experiment).summary.arrivals_sha256

@@ -93,22 +93,15 @@ def compare(
         methods, given = split_methods(algorithms), settings or []
         settings_by_method = settings_of_methods(source, methods, given)
         execution = execution_options(executor, workers, precision, deterministic, device, address, other_software)
-        chosen = split_seeds(seeds)
         experiments = {
             (name, seed): load(source, algorithm=name, seed=seed, versions=versions, settings=settings_by_method[name])
-            for seed in chosen
+            for seed in split_seeds(seeds)
             for name in methods
         }
         check_writable(folder or DEFAULT)
         target = work.folder = folder or stack.enter_context(unused_folder(DEFAULT / f"compare-{Path(source).stem}", say))
         plan = [
-            PlannedRun(
-                f"{name} seed {seed}",
-                experiment,
-                target / f"{name}-seed{seed}",
-                tuple(track or ()),
-                execution,
-            )
+            PlannedRun(f"{name} seed {seed}", experiment, target / f"{name}-seed{seed}", tuple(track or ()), execution)
             for (name, seed), experiment in experiments.items()
         ]
         _check(target)

@@ -23,7 +23,7 @@ from fedecho.runs.job_processes import Report, Say, See, run_jobs
 from fedecho.runs.record import RECORD, JsonObject, read_header, read_record
 from fedecho.runs.run import CHECKPOINT_S, Interrupted, simulate
 from fedecho.runs.run_stats import DivergedError, ProgressWatch, RunState, Watch
-from fedecho.runs.signals import stop_signals
+from fedecho.runs.signals import Stop, stop_signals
 from fedecho.runs.summary import Summary
 from fedecho.storage.files import make_private, write_atomically
 
@@ -41,12 +41,13 @@ def run_cell(
     options: dict[str, Any],
     checkpoint_s: float = CHECKPOINT_S,
     watch: Watch | None = None,
+    stop: Stop | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> CellResult:
     """Run or resume a cell and save its result."""
     experiment, folder = cell.experiment(), run_folder(runs, cell)
     if cell.row.untrained:
-        return _saved(results, cell, _untrained(cell, experiment, Execution(**options), watch, say))
+        return _saved(results, cell, _untrained(cell, experiment, Execution(**options), watch, stop, say))
     resume = (folder / RECORD).exists()
     if resume:
         check_same_arithmetic(folder, read_header(folder)["execution"], Execution(**options))
@@ -54,7 +55,8 @@ def run_cell(
         if is_finished(folder):  # an earlier process was stopped before it saved the result
             check_same(folder, experiment)
         else:
-            simulate(experiment, out=folder, resume=resume, checkpoint_s=checkpoint_s, watch=watch, say=say, **options)
+            how: dict[str, Any] = {"checkpoint_s": checkpoint_s, "watch": watch, "stop": stop, "say": say, **options}
+            simulate(experiment, out=folder, resume=resume, **how)
         summary, diverged = asdict(Summary.read(folder)), ""
     except DivergedError as error:
         say(str(error))
@@ -80,12 +82,17 @@ def _last_version(folder: Path) -> int:
 
 
 def _untrained(
-    cell: Cell, experiment: Experiment, execution: Execution, watch: Watch | None, say: Callable[[str], None]
+    cell: Cell,
+    experiment: Experiment,
+    execution: Execution,
+    watch: Watch | None,
+    stop: Stop | None,
+    say: Callable[[str], None],
 ) -> CellResult:
     """Evaluate the untrained model once."""
     began = time.perf_counter()
-    with one_thread(), assembled(experiment, execution) as simulation, stop_signals(say) as stop:
-        scores = Evaluator(simulation, watch, stop).scores()
+    with one_thread(), assembled(experiment, execution) as simulation, stop_signals(say, stop) as asked:
+        scores = Evaluator(simulation, watch, asked).scores()
         if scores is None:
             raise Interrupted("stopped before the evaluation was complete; run the same command again to repeat it")
         execution_used = simulation.execution.described()
@@ -146,7 +153,7 @@ class CellRunner:
     options: dict[str, Any]
     checkpoint_s: float = CHECKPOINT_S
 
-    def run(self, cell: Cell, report: Report, say: Say) -> None:
+    def run(self, cell: Cell, report: Report, say: Say, stop: Stop | None = None) -> None:
         """Run a cell, unless it has a result or another process is running it."""
         folder = run_folder(self.runs, cell)
         watch = ProgressWatch(folder, RunState(cell.experiment().num_versions), report)
@@ -155,7 +162,7 @@ class CellRunner:
             # From the look for a result until it is saved: the run's own lock is free before and after the run.
             with locked_file(folder.with_name(f"{folder.name}.lock"), folder, say):
                 if read_result(self.results, cell) is None:
-                    run_cell(cell, **vars(self), watch=watch, say=say)
+                    run_cell(cell, **vars(self), watch=watch, stop=stop, say=say)
         except FolderInUse as error:
             say(f"skipped: {error}")
 

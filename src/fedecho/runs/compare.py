@@ -15,6 +15,7 @@ from fedecho.runs.record import RECORD, read_header
 from fedecho.runs.run import simulate
 from fedecho.runs.run_stats import DivergedError, ProgressWatch, RunState
 from fedecho.runs.settings import setting_of, shown
+from fedecho.runs.signals import Stop
 from fedecho.runs.summary import Summary
 from fedecho.storage.files import write_atomically
 from fedecho.storage.user_files import MIB, read_bytes
@@ -133,11 +134,11 @@ def run_all(plan: list[PlannedRun], *, jobs: int, see: See, say: Say = lambda te
     return ComparisonResult([Summary.read(planned.folder) for planned in plan if planned.label not in diverged], diverged)
 
 
-def _run_one(planned: PlannedRun, report: Report, say: Say) -> None:
+def _run_one(planned: PlannedRun, report: Report, say: Say, stop: Stop) -> None:
     with tracked(planned.track, planned.folder, config_of(planned.experiment), say) as tracker:
         watch = ProgressWatch(planned.folder, RunState(planned.experiment.num_versions), report, also=tracker)
         begun = (planned.folder / RECORD).exists()
         try:
-            simulate(planned.experiment, out=planned.folder, resume=begun, watch=watch, say=say, **planned.execution)
+            simulate(planned.experiment, out=planned.folder, resume=begun, watch=watch, stop=stop, say=say, **planned.execution)
         except DivergedError as error:
             write_atomically(planned.folder / DIVERGED, f"{error}\n".encode())

@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 from fedecho.executors.worker_pool import WorkerError
 from fedecho.runs.run import Interrupted
 from fedecho.runs.run_stats import RunState
-from fedecho.runs.signals import STOP_SIGNALS, follow_parent, memory_shortage, stop_signals
+from fedecho.runs.signals import STOP_SIGNALS, Stop, ignore_stop_signals, memory_shortage, stop_signals
 
 Say = Callable[[str], None]
 Report = Callable[[RunState], None]
@@ -31,7 +31,7 @@ STATE_EVERY_S = 0.2
 
 def serve(pipe: Connection) -> None:
     """Run one job after another. Anything received during a job, even the end of the pipe, is a stop request."""
-    follow_parent(pipe.poll)
+    ignore_stop_signals()
     sending = threading.Lock()
 
     def send(message: Message) -> None:
@@ -40,10 +40,10 @@ def serve(pipe: Connection) -> None:
 
     with pipe, suppress(EOFError, OSError):
         while job := pipe.recv_bytes():
-            send(run_job(job, send))
+            send(run_job(job, send, pipe.poll))
 
 
-def run_job(job: bytes, send: Callable[[Message], None]) -> Message:
+def run_job(job: bytes, send: Callable[[Message], None], stop: Stop) -> Message:
     """Run a pickled job and return its result or error as a message. Until then, progress goes to ``send``."""
     sent_at, over = 0.0, False
 
@@ -60,7 +60,7 @@ def run_job(job: bytes, send: Callable[[Message], None]) -> Message:
             send_while_running(STATE, state)
 
     try:
-        return DONE, pickle.loads(job)(report, partial(send_while_running, TEXT))  # noqa: S301 (from our parent process)
+        return DONE, pickle.loads(job)(report, partial(send_while_running, TEXT), stop)  # noqa: S301 (from our parent process)
     except BaseException as error:
         return FAILED, _portable(error)
     finally:
@@ -83,6 +83,8 @@ def _portable(error: BaseException) -> tuple[BaseException, RemoteTracebackError
 
 See = Callable[[str, RunState], None]
 T = TypeVar("T")
+Work = Callable[[Report, Say, Stop], T]
+"""A job. It sends its state and its texts, and ends with ``Interrupted`` soon after a stop was requested."""
 ADVICE = "run the same command again to continue"
 POLL_EVERY_S = 0.2
 EXIT_TIMEOUT_S = 10.0
@@ -90,7 +92,7 @@ STOP = b""
 """In place of a job: exit, or stop the job that is running."""
 
 
-def run_jobs(works: Mapping[str, Callable[[Report, Say], T]], *, jobs: int, see: See, say: Say) -> dict[str, T]:
+def run_jobs(works: Mapping[str, Work[T]], *, jobs: int, see: See, say: Say) -> dict[str, T]:
     """Run all functions of ``works``, ``jobs`` at a time. ``see`` receives states by label, ``say`` texts.
 
     If one fails, the others are stopped and can be resumed later. One that runs out of memory is put back in the queue, and one
@@ -129,7 +131,7 @@ class _Worker:
 
 
 class _JobPool(Generic[T]):
-    def __init__(self, works: Mapping[str, Callable[[Report, Say], T]], see: See, say: Say) -> None:
+    def __init__(self, works: Mapping[str, Work[T]], see: See, say: Say) -> None:
         self.works, self.see, self.say = works, see, say
         self.queue = deque(works)
         self.workers: list[_Worker] = []
@@ -149,7 +151,7 @@ class _JobPool(Generic[T]):
         for worker in self.workers:
             self._assign(worker)
 
-    def run(self, stop_requested: Callable[[], bool]) -> None:
+    def run(self, stop_requested: Stop) -> None:
         """Process messages until all workers have ended. A stopped worker still sends its last messages."""
         while self.workers:
             if stop_requested() and self.error is None:

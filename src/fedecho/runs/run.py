@@ -23,7 +23,7 @@ from fedecho.runs.journal import Journal
 from fedecho.runs.privacy_budget import check_accountant, privacy_spent
 from fedecho.runs.record import RECORD, JsonObject, read_header
 from fedecho.runs.run_stats import StalenessCounter, StallGuard, Watch
-from fedecho.runs.signals import stop_signals
+from fedecho.runs.signals import Stop, stop_signals
 from fedecho.runs.summary import Summary
 from fedecho.storage.files import DiskFullError
 
@@ -65,6 +65,7 @@ def simulate(
     other_software: bool = False,
     checkpoint_s: float = CHECKPOINT_S,
     watch: Watch | None = None,
+    stop: Stop | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Result:
     """Run an experiment on the virtual clock. With ``out``, the run is recorded in that folder and can be resumed.
@@ -72,7 +73,8 @@ def simulate(
     Results are bit-identical for ``serial``, ``pool`` and ``ray``, for any number of workers, and after any number of resumes.
     ``cuda`` has the same schedule and random draws, but rounds differently; with ``deterministic`` it does so reproducibly. With
     ``device="cuda"`` each worker of a pool, or of the Ray cluster at ``address``, has its own GPU. A run that was begun with other
-    software is not resumed unless ``other_software`` allows it.
+    software is not resumed unless ``other_software`` allows it. ``stop`` says whether the run is to stop, in place of Ctrl-C and
+    SIGTERM.
     """
     folder = None if out is None else Path(out)
     refuse_while_importing()
@@ -92,7 +94,7 @@ def simulate(
                 check_software(folder, other_software)
         stack.enter_context(one_thread())
         simulation = stack.enter_context(assembled(experiment, execution, say))
-        stop = stack.enter_context(stop_signals(say))
+        stop = stack.enter_context(stop_signals(say, stop))
         return _Run(simulation, folder, checkpoint_s, watch or (lambda moment, scores: None), stop).run(resume, say)
 
 
@@ -116,9 +118,7 @@ def resume(folder: Path | str, experiment: Experiment | None = None, **options: 
 class _Run:
     """The state of one run: its journal, counters and times."""
 
-    def __init__(
-        self, simulation: Simulation, folder: Path | None, checkpoint_s: float, watch: Watch, stop: Callable[[], bool]
-    ) -> None:
+    def __init__(self, simulation: Simulation, folder: Path | None, checkpoint_s: float, watch: Watch, stop: Stop) -> None:
         experiment = simulation.experiment
         self.simulation = simulation
         self.folder = folder

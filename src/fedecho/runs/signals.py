@@ -40,17 +40,16 @@ AGAIN_S = 1.0
 """A repeated signal within this time counts as one request: `timeout` signals a process and then its group."""
 
 STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM}
-_parent_requests_stop: Callable[[], bool] | None = None
+Stop = Callable[[], bool]
+"""Whether a stop was requested."""
 
 
-def follow_parent(stop_requested: Callable[[], bool]) -> None:
-    """Ignore stop signals in this process. Its parent decides through ``stop_requested`` when runs stop.
+def ignore_stop_signals() -> None:
+    """Ignore stop signals in this process, because its parent decides when runs stop.
 
     This process gets its own process group, so that signals sent to the parent's group reach neither it nor its children: they
     must keep working until the run has stopped.
     """
-    global _parent_requests_stop
-    _parent_requests_stop = stop_requested
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, frame: None)  # not SIG_IGN, which children would inherit
@@ -58,14 +57,14 @@ def follow_parent(stop_requested: Callable[[], bool]) -> None:
 
 
 @contextmanager
-def stop_signals(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
-    """Yield a function that says whether a stop was requested. A second Ctrl-C (or SIGTERM) interrupts at once."""
-    if _parent_requests_stop is not None:
-        yield _parent_requests_stop
-        return
+def stop_signals(say: Callable[[str], None], stop: Stop | None = None) -> Iterator[Stop]:
+    """Yield a function that says whether a stop was requested. A second Ctrl-C (or SIGTERM) interrupts at once.
+
+    Signals are left alone if ``stop`` is given, which is then yielded, and outside of the main thread.
+    """
     requested, requested_at = threading.Event(), 0.0
-    if threading.current_thread() is not threading.main_thread():
-        yield requested.is_set
+    if stop is not None or threading.current_thread() is not threading.main_thread():
+        yield stop or requested.is_set
         return
 
     def request_stop(number: int, frame: FrameType | None) -> None:
