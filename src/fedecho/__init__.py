@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fedecho.simulation.faults import Faults
     from fedecho.simulation.runtimes import Runtimes
     from fedecho.tasks import TASKS, CifarTask, DigitsTask
-    from fedecho.tasks.partition import DirichletPartitioner, IidPartitioner, ShardPartitioner
+    from fedecho.tasks.partition import DirichletPartitioner, HeldClassesPartitioner, IidPartitioner, ShardPartitioner
 
 __all__ = [
     "ALGORITHMS",
@@ -49,6 +49,7 @@ __all__ = [
     "FedEcho",
     "FedEchoPlus",
     "GlobalModel",
+    "HeldClassesPartitioner",
     "IidPartitioner",
     "LocalTraining",
     "Result",
@@ -90,6 +91,7 @@ WHERE = {
     "RECIPES": "fedecho.runs.recipes",
     "Result": "fedecho.runs.run",
     "Runtimes": "fedecho.simulation.runtimes",
+    "HeldClassesPartitioner": "fedecho.tasks.partition",
     "ShardPartitioner": "fedecho.tasks.partition",
     "TASKS": "fedecho.tasks",
     "Task": "fedecho.core.task",

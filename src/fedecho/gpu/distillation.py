@@ -47,9 +47,9 @@ class DeviceStudent:
 
     def infer_all(self) -> Tensor:
         with torch.no_grad():
-            return torch.cat([self.logits_of(part) for part in self.rows.split(self.chunk)])
+            return torch.cat([self._logits(part) for part in self.rows.split(self.chunk)])
 
-    def logits_of(self, rows: Tensor) -> Tensor:
+    def _logits(self, rows: Tensor) -> Tensor:
         images = self.task.unlabeled_images(rows)
         return self.forwards.infer(self.weights.named, self.weights.named_buffers, images, self.full)
 
@@ -92,23 +92,6 @@ class InferenceGraph:
         self.output.copy_(self.net.infer_all())
 
     def run(self) -> Tensor:
-        self.graph.replay()
-        return self.output.clone()
-
-
-class SampleGraph:
-    """Computes the logits of the loaded weights on as many rows of U as given."""
-
-    def __init__(self, net: DeviceStudent, rows: Tensor, output: Tensor) -> None:
-        self.net, self.rows, self.output = net, rows.clone(), output
-        self.graph = net.stream.capture(self._infer)
-
-    def _infer(self) -> None:
-        with torch.no_grad():
-            self.output.copy_(self.net.logits_of(self.rows))
-
-    def run(self, rows: Tensor) -> Tensor:
-        self.rows.copy_(rows)
         self.graph.replay()
         return self.output.clone()
 
@@ -177,9 +160,6 @@ class CapturedStudent(Student):
         self._infer_graph()
         if self.num_unlabeled % distiller.batch_size == 0 and (num_steps := distiller.num_steps(self.num_unlabeled)):
             self._teach_graph(distiller, num_steps)
-        if distiller.num_steps(self.num_unlabeled):
-            for rows in self.sample:
-                self._sample_graph(rows)
         return self
 
     def infer(self, weights: Weights) -> Tensor:
@@ -187,8 +167,7 @@ class CapturedStudent(Student):
         return self._infer_graph().run()
 
     def predict(self, weights: Weights, rows: Tensor) -> Tensor:
-        self._net.weights.load(weights)
-        return self._sample_graph(rows).run(rows)
+        return self.infer(weights)[rows]  # the graph for all of U exists; a second one would cost memory and a capture
 
     def teach(
         self, distiller: Distiller, adam: Adam, weights: Weights, teacher: Teacher, batches: list[Tensor]
@@ -201,14 +180,6 @@ class CapturedStudent(Student):
         if "infer" not in self._graphs:
             self._graphs["infer"] = InferenceGraph(self._net, self._no_logits())
         graph: InferenceGraph = self._graphs["infer"]
-        return graph
-
-    def _sample_graph(self, rows: Tensor) -> SampleGraph:
-        """Return the graph for this number of rows."""
-        settings = ("sample", len(rows))
-        if settings not in self._graphs:
-            self._graphs[settings] = SampleGraph(self._net, rows, self._no_logits()[: len(rows)])
-        graph: SampleGraph = self._graphs[settings]
         return graph
 
     def _teach_graph(self, distiller: Distiller, num_steps: int) -> DistillationGraph:
