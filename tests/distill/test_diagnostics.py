@@ -131,11 +131,11 @@ def test_coverage_counts_who_gives_a_class_half_its_uniform_share(kind: str) -> 
     assert (len(bank) == 3) == (kind == "budget")
     means = [softmax(said[client].double().numpy()).mean(axis=0) for client in bank.heard_at]
     wanted = (np.array(means) >= 0.5 / CLASSES).sum(axis=0).tolist()
-    assert bank.coverage().tolist() == again.coverage().tolist() == wanted
+    assert bank.coverage() == again.coverage() == wanted
     assert min(wanted) < len(bank)
     bank.forget_before(19)
     wanted = (means[-1] >= 0.5 / CLASSES).astype(int).tolist()
-    assert bank.coverage().tolist() == wanted
+    assert bank.coverage() == wanted
 
 
 SMALL = ["task.width=2", "task.num_unlabeled=60", "local.num_local_steps=2"]

@@ -2,6 +2,7 @@
 
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,8 +10,9 @@ from tests.report.hand_made import lines, write
 
 from fedecho.report.accuracy import accuracy_section, classes_section, glance, stragglers
 from fedecho.report.clients import clients_section
+from fedecho.report.distillation import echo_section
 from fedecho.report.drawing import figure_json
-from fedecho.report.inside import _toml, costs_section, echo_section, origin_section
+from fedecho.report.inside import _toml, costs_section, origin_section
 from fedecho.report.load import RunData, read_run
 from fedecho.report.methods import methods_of
 from fedecho.report.page import report_of
@@ -162,6 +164,77 @@ def test_how_old_a_teacher_is(run: RunData) -> None:
     (heat,) = figure(section.figures, "teacher-ages").marks
     assert list(heat.y) == ["long 2", "short 0", "short 1"]
     np.testing.assert_array_equal(heat.z, [[np.nan, np.nan, 0], [0, 1, 2], [np.nan, 0, 1]])
+
+
+DIAGNOSTICS = {"distill_shift": 0.2, "teacher_kl_before": 0.5, "teacher_kl_after": 0.4, "lowest_agreement": 0.1}
+
+
+def diagnosed(**settings: Any) -> list[dict[str, Any]]:
+    """The record with diagnostics: class 1 has a teacher from version 3 on."""
+    told = lines(**settings)
+    for line in told:
+        if line["event"] == "version":
+            line |= DIAGNOSTICS | {"teacher_agreement": 0.9, "teacher_coverage": [line["version"], int(line["version"] == 3)]}
+    return told
+
+
+def test_what_distillation_does_is_drawn_by_version(tmp_path: Path) -> None:
+    section = echo_section(methods_of([read_run(write(tmp_path / "run", diagnosed()))]))
+    assert section is not None
+    figures = {figure.slug: figure for figure in section.figures}
+    before, after = figures["echo-teacher-kl"].marks
+    assert isinstance(before, Curve)
+    assert isinstance(after, Curve)
+    assert (before.name, before.dash, before.y.tolist()) == ("fedecho before", True, [0.5] * 3)
+    assert (after.name, after.dash, after.y.tolist()) == ("fedecho after", False, [0.4] * 3)
+    mean, lowest = figures["echo-teacher-agreement"].marks
+    assert isinstance(mean, Curve)
+    assert isinstance(lowest, Curve)
+    assert (mean.y.tolist(), lowest.y.tolist()) == ([0.9] * 3, [0.1] * 3)
+    (heat,) = figures["teacher-coverage"].marks
+    assert isinstance(heat, HeatMap)
+    assert (list(heat.y), heat.z.tolist()) == (["class 0", "class 1"], [[1, 2, 3], [0, 0, 1]])
+    assert section.intro == ""
+    assert section.missing == []
+
+
+def test_of_very_many_classes_the_least_covered_are_shown(tmp_path: Path) -> None:
+    told = diagnosed()
+    for line in told:
+        if line["event"] == "version":
+            line["teacher_coverage"] = [9] * 50 + [1] * 100
+    section = echo_section(methods_of([read_run(write(tmp_path / "run", told))]))
+    assert section is not None
+    figure = next(figure for figure in section.figures if figure.slug == "teacher-coverage")
+    (heat,) = figure.marks
+    assert isinstance(heat, HeatMap)
+    assert list(heat.y) == [f"class {label}" for label in range(50, 150)]
+    assert "100 least covered of 150 classes" in figure.note
+
+
+def test_a_language_models_page_says_what_its_bank_cannot_tell(tmp_path: Path) -> None:
+    told = diagnosed()
+    for line in told:
+        for name in ("teacher_agreement", "lowest_agreement", "teacher_coverage"):
+            line.pop(name, None)
+    section = echo_section(methods_of([read_run(write(tmp_path / "run", told))]))
+    assert section is not None
+    assert not {"echo-teacher-agreement", "teacher-coverage"} & {figure.slug for figure in section.figures}
+    assert any("agreement and coverage by class" in text for text in section.missing)
+
+
+def test_advice_of_a_run_stands_at_the_top_of_the_chapter(tmp_path: Path) -> None:
+    told = [*diagnosed(), {"event": "advice", "version": 3, "time": 100.0, "text": "raise the rate"}]
+    section = echo_section(methods_of([read_run(write(tmp_path / "run", told))]))
+    assert section is not None
+    assert section.intro == "fedecho, seed 0: raise the rate."
+
+
+def test_a_coverage_of_unequal_lengths_is_refused(tmp_path: Path) -> None:
+    told = diagnosed()
+    next(line for line in told if line["event"] == "version")["teacher_coverage"] = [1]
+    with pytest.raises(ValueError, match=r"run\.jsonl: teacher_coverage has 1 entries in one version and 2 in another"):
+        echo_section(methods_of([read_run(write(tmp_path / "run", told))]))
 
 
 def test_a_method_that_does_not_distil_has_no_such_chapter(tmp_path: Path) -> None:

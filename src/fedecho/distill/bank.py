@@ -5,7 +5,7 @@ from math import isfinite
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from fedecho.distill.bank_storage import BankStorage, Entries
@@ -58,7 +58,7 @@ class Bank:
         corrects = correction is not None and correction.strength > 0
         self.priors = Priors(correction, num_classes, device) if correction is not None and corrects else None
         """None without a correction."""
-        self._coverage = ClassCoverage(num_classes, device)
+        self._coverage = ClassCoverage(num_classes)
         self._most_entries = self.keeping.most_entries(self.total, self._prior_bytes)
         self._large: set[int] = set()
         self._heard_sum = 0
@@ -153,8 +153,8 @@ class Bank:
             logits = logits + self.priors.correction.evidence(self.priors.of[client])
         return logits.softmax(dim=-1).mean(dim=0)
 
-    def coverage(self) -> Int[Tensor, " classes"]:
-        """Return how many clients have evidence for each class. Only clients that have reported since are evaluated anew."""
+    def coverage(self) -> list[int]:
+        """Return how many clients have evidence for each class. Only clients with new entries since the last call are evaluated."""
         return self._coverage.counts(self.mean_prediction)
 
     def __len__(self) -> int:
@@ -202,7 +202,7 @@ class Bank:
         self.num_refused, self.num_dropped = tree["num_refused"], tree["num_dropped"]
         if self.priors is not None:
             self.priors.from_tree(tree["priors"])
-        self._coverage = ClassCoverage(self.total.shape[-1], device)
+        self._coverage = ClassCoverage(self.total.shape[-1])
         for client in self.heard_at:
             self._coverage.changed(client)
         return self

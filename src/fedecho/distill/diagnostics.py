@@ -1,7 +1,7 @@
 """Metrics that say whether distillation does its work: recorded at each version, without any effect on the run.
 
 Everything is computed on a fixed sample of U, in eval mode, from at most ``MOST_CLIENTS`` clients, so the cost of a version does
-not grow with |U| or N. Values stay on the device until ``as_metrics`` reads all of them at once.
+not grow with |U| or N. Coverage alone uses all of U, for the clients that have reported since the last version.
 """
 
 from dataclasses import dataclass
@@ -63,7 +63,7 @@ class Diagnostics:
     kl_before: Float[Tensor, ""]
     kl_after: Float[Tensor, ""]
     agreement: Float[Tensor, " clients"] | None = None
-    coverage: Tensor | None = None
+    coverage: list[int] | None = None
 
     def as_metrics(self) -> dict[str, float]:
         """Return plain numbers by name."""
@@ -73,9 +73,8 @@ class Diagnostics:
             mean, lowest = torch.stack([self.agreement.mean(), self.agreement.min()]).tolist()
             metrics |= {"teacher_agreement": mean, "lowest_agreement": lowest}
         if self.coverage is not None:
-            counts = self.coverage.tolist()
-            metrics["least_coverage"] = min(counts)
-            metrics |= {f"{COVERAGE_OF_CLASS}{label}": count for label, count in enumerate(counts)}
+            metrics["least_coverage"] = min(self.coverage)
+            metrics |= {f"{COVERAGE_OF_CLASS}{label}": count for label, count in enumerate(self.coverage)}
         return metrics
 
 

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from math import log
 from typing import Any, Literal
 
+import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 TeacherRule = Literal["mean", "median", "trimmed", "entropy"]
@@ -131,9 +132,10 @@ COVERS = 0.5
 class ClassCoverage:
     """How many clients cover each class. It is derived from the bank's entries, so a checkpoint does not hold it."""
 
-    def __init__(self, num_classes: int, device: torch.device) -> None:
-        self._total = torch.zeros(num_classes, dtype=torch.long, device=device)
-        self._covers: dict[int, Tensor] = {}
+    def __init__(self, num_classes: int) -> None:
+        self._total = np.zeros(num_classes, dtype=np.int64)
+        self._covers: dict[int, bytes] = {}
+        """A byte by class, 1 or 0. A tensor would take ten times as much, for each client."""
         self._changed: set[int] = set()
 
     def changed(self, client: int) -> None:
@@ -145,13 +147,15 @@ class ClassCoverage:
         self._changed.discard(client)
         old = self._covers.pop(client, None)
         if old is not None:
-            self._total.sub_(old)
+            self._total -= np.frombuffer(old, dtype=np.uint8)
 
-    def counts(self, mean_prediction: Callable[[int], Float[Tensor, " classes"]]) -> Int[Tensor, " classes"]:
+    def counts(self, mean_prediction: Callable[[int], Float[Tensor, " classes"]]) -> list[int]:
         """Return the number of clients by class, given the mean prediction of any client."""
-        for client in self._changed:
-            covers = (mean_prediction(client) * len(self._total) >= COVERS).long()
-            self._covers[client] = covers
-            self._total.add_(covers)
-        self._changed.clear()
-        return self._total.clone()
+        if self._changed:
+            predictions = torch.stack([mean_prediction(client) for client in self._changed])
+            covers = (predictions * len(self._total) >= COVERS).to("cpu", torch.uint8).numpy()
+            self._total += covers.sum(axis=0, dtype=np.int64)
+            self._covers |= {client: row.tobytes() for client, row in zip(self._changed, covers, strict=True)}
+            self._changed.clear()
+        counts: list[int] = self._total.tolist()
+        return counts

@@ -177,7 +177,7 @@ class DeployedRun:
 
     def _record(self, moment: Moment, scores: JsonObject | None) -> None:
         """Record a moment and save a checkpoint: after every version, and after an arrival if saving is cheap enough."""
-        self.journal.see(moment)
+        self.journal.see(moment, self.say)
         if moment.step is not None and scores is not None:
             costs = {"real_s": round(moment.time, 3)}
             self.journal.record.evaluation(moment.step.model.version, moment.time, scores, costs)

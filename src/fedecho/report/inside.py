@@ -1,4 +1,4 @@
-"""The sections on distillation in FedEcho, on the server's costs, and on the provenance of the runs."""
+"""The sections on the server's costs and on the provenance of the runs."""
 
 import json
 from collections import Counter
@@ -6,79 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from fedecho.report.clients import MOST_CLIENTS, order_of
 from fedecho.report.load import RunData
 from fedecho.report.methods import Method, having
-from fedecho.report.spec import Bars, Curve, Figure, HeatMap, Section, Table
-
-METRICS = (
-    (
-        "teacher_entropy",
-        "Teacher entropy",
-        "H (0 certain, 1 uniform)",
-        "Mean normalized entropy of the averaged teacher on the unlabeled data.",
-    ),
-    ("soft_weight", "Soft weight", "alpha", "Weight of the teacher's soft labels in the loss; the rest uses its hard labels."),
-    ("distillation_loss", "Distillation loss", "mean over a version's steps", ""),
-    ("clipped_share", "Clipping", "share of steps clipped", "Share of distillation steps whose gradient norm exceeds nu."),
-    ("distill_grad_norm", "Distillation gradient", "norm before clipping", ""),
-    ("teacher_age", "Mean teacher age", "versions", "Average number of versions since each client's last update."),
-)
-COLUMNS = 160
-
-
-def echo_section(methods: list[Method]) -> Section | None:
-    """The section on distillation, or None if no run distilled."""
-    distilling = [
-        method for method in methods if any("num_teachers" in line for run in method.runs for line in run.versions[:1])
-    ]
-    if not distilling:
-        return None
-    figures = []
-    for name, title, y_label, note in METRICS:
-        curves = [
-            curve for method in distilling if (curve := method.curve([run.metric(name) for run in method.runs])) is not None
-        ]
-        if curves:
-            figures.append(Figure(f"echo-{name.replace('_', '-')}", title, "version", y_label, curves, note, height=270))
-    run = distilling[0].runs[0]
-    if run.record_every > 1:
-        missing = [f"teacher age by client (the record is a sample of one job in {run.record_every:,})"]
-        return Section("echo", "Inside FedEcho", figures=figures, missing=missing)
-    ages = _ages(distilling[0], run)
-    return Section("echo", "Inside FedEcho", figures=[*figures, ages] if ages else figures)
-
-
-def _ages(method: Method, run: RunData) -> Figure | None:
-    """A heat map of teacher age by client and version, empty before a client's first update."""
-    if not run.versions or not run.jobs.accepted.any():
-        return None
-    last_version = int(run.versions[-1]["version"])
-    shown = np.unique(np.linspace(1, last_version, min(COLUMNS, last_version)).astype(int))
-    accepted = run.jobs.accepted
-    client, version = run.jobs.client[accepted], (run.jobs.base + run.jobs.staleness)[accepted]
-    rows = _chosen(run)
-    table = np.full((len(rows), len(shown)), np.nan)
-    for row, who in enumerate(rows):
-        mine = np.sort(version[client == who])
-        latest = np.searchsorted(mine, shown, side="left") - 1  # an update accepted at version v counts from v + 1
-        has_teacher = latest >= 0
-        table[row, has_teacher] = shown[has_teacher] - 1 - mine[latest[has_teacher]]
-    labels = [f"{run.classes[who] if run.classes else ''} {who}".strip() for who in rows]
-    note = "Bright cells are stale teachers. A row is empty until the client's first update is accepted."
-    if len(rows) < run.num_clients:
-        note += f" {len(rows)} of {run.num_clients:,} clients are shown."
-    heat = HeatMap(shown.astype(np.float64), labels, table, "age (versions)")
-    title = f"Teacher age by client ({method.label}, seed {run.seed})"
-    return Figure("teacher-ages", title, "version", "client", [heat], note, wide=True, height=160 + 13 * len(rows))
-
-
-def _chosen(run: RunData) -> list[int]:
-    """The clients to show, slowest class first: all, or an even sample of very many."""
-    order = order_of(run)
-    kept = np.unique(np.linspace(0, len(order) - 1, min(len(order), MOST_CLIENTS)).astype(int))
-    return [int(client) for client in order[kept]]
-
+from fedecho.report.spec import Bars, Curve, Figure, Section, Table
 
 SHARES = (("clients", "#3b7dd8"), ("server", "#e07b39"), ("evaluation and recording", "#9a9a9a"))
 

@@ -57,6 +57,8 @@ class RunData:
     jobs: Jobs
     dispatches: Dispatches
     reasons: dict[str, int]
+    advice: tuple[str, ...] = ()
+    """What the run advised its user to change."""
 
     @property
     def seed(self) -> int:
@@ -143,13 +145,24 @@ class RunData:
     @cached_property
     def per_class(self) -> Floats | None:
         """Accuracy by evaluation and class."""
-        rows = [line["per_class"] for line in self.evaluations if "per_class" in line]
+        _, table = self._table("per_class", "evaluation", self.evaluations)
+        return table if len(table) and len(table) == len(self.evaluations) else None
+
+    @cached_property
+    def coverage(self) -> tuple[Floats, Floats]:
+        """The versions with a coverage, and the number of clients with evidence by version and class."""
+        return self._table("teacher_coverage", "version", self.versions)
+
+    def _table(self, name: str, event: str, lines: list[JsonObject]) -> tuple[Floats, Floats]:
+        """The versions of the lines that have this list, and the lists as a table."""
+        rows = [line[name] for line in lines if name in line]
         if len(sizes := {len(row) for row in rows}) > 1:
             raise ValueError(
-                f"{self.folder / RECORD}: per_class has {min(sizes)} entries in one evaluation and {max(sizes)} in another; "
+                f"{self.folder / RECORD}: {name} has {min(sizes)} entries in one {event} and {max(sizes)} in another; "
                 "the record is damaged or was written by another program"
             )
-        return np.array(rows) if rows and len(rows) == len(self.evaluations) else None
+        versions = [line["version"] for line in lines if name in line]
+        return np.array(versions, dtype=np.float64), np.array(rows, dtype=np.float64)
 
     def column(self, name: str) -> Floats:
         """A value of each evaluation; NaN where it is missing."""
@@ -190,6 +203,7 @@ def read_run(folder: Path) -> RunData:
     evaluations: list[JsonObject] = []
     kinds: dict[str, int] = {}
     reasons: dict[str, int] = {}
+    advice: list[str] = []
     for line in read_record(folder):
         event, status = line.get("event"), line.get("status")
         if event == "dispatch":
@@ -205,6 +219,8 @@ def read_run(folder: Path) -> RunData:
             versions.append(line)
         elif event == "evaluation":
             evaluations.append(line)
+        elif event == "advice":
+            advice.append(line["text"])
     if "record_every" in header and summary is not None:
         reasons = dict(summary.reasons)  # counts all jobs; the record is a sample
     time, client, outcome, number, base, staleness, kind_of = jobs.columns()
@@ -224,6 +240,7 @@ def read_run(folder: Path) -> RunData:
         jobs=Jobs(time, client, outcome, number, base, staleness, kind_of, tuple(kinds)),
         dispatches=dispatches,
         reasons=reasons,
+        advice=tuple(advice),
     )
 
 

@@ -11,8 +11,9 @@ from typing import Any
 
 from fedecho.report.accuracy import accuracy_section, classes_section, glance
 from fedecho.report.clients import clients_section
+from fedecho.report.distillation import echo_section
 from fedecho.report.drawing import figure_json
-from fedecho.report.inside import costs_section, echo_section, origin_section
+from fedecho.report.inside import costs_section, origin_section
 from fedecho.report.load import find_runs, read_run
 from fedecho.report.methods import methods_of
 from fedecho.report.spec import Figure, Report, Section, Table

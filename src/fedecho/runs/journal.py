@@ -13,6 +13,7 @@ from fedecho.algorithms.fedecho import FedEchoState
 from fedecho.core.loop import Moment
 from fedecho.core.server import Server
 from fedecho.runs.config import fingerprint
+from fedecho.runs.distillation_advice import DistillationAdvice
 from fedecho.runs.folder import MODEL
 from fedecho.runs.identity import Identity, model_digest, note_software
 from fedecho.runs.record import JsonObject, Record, RecordPosition, arrivals_digest, collecting_evaluations, read_header
@@ -60,6 +61,7 @@ class Journal:
         self.num_moments = 0
         self._rest, self._class_of, self._every = rest, class_of, every
         self._config = identity.config
+        self._advice = DistillationAdvice(server.algorithm)
         self._saved_at, self._save_cost_s = time.perf_counter(), 0.0
 
     def begin(self, folder: Path, header: JsonObject) -> None:
@@ -99,10 +101,14 @@ class Journal:
         """Continue the record at ``mark``, the position of the checkpoint (None: from its header)."""
         self.record = Record.continued(folder, self._class_of, mark, self._every)
         note_software(self.record, folder, say)
+        self._advice.recall(self.record.lines())
 
-    def see(self, moment: Moment) -> None:
+    def see(self, moment: Moment, say: Callable[[str], None]) -> None:
+        """Record a moment, with the advice for which it gives a reason."""
         self.num_moments += 1
         self.record.moment(moment)
+        if advice := self._advice.see(moment, self.record):
+            say(advice)
 
     def is_due(self, pause_s: float = 0.0) -> bool:
         """Whether ``pause_s`` seconds have passed since the last checkpoint, and enough for saving to be cheap."""

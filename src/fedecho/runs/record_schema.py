@@ -149,6 +149,14 @@ class VersionLine(TypedDict):
     teacher_coverage: NotRequired[list[Count]]
 
 
+class AdviceLine(TypedDict):
+    """What the run advised its user to change."""
+
+    version: Count
+    time: Seconds
+    text: str
+
+
 class EvaluationLine(TypedDict):
     """An evaluation. The task's own scores are further fields of any type."""
 
@@ -274,7 +282,13 @@ def loaded(text: bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-LINES: dict[str, Any] = {"header": Header, "dispatch": DispatchLine, "version": VersionLine, "evaluation": EvaluationLine}
+LINES: dict[str, Any] = {
+    "header": Header,
+    "dispatch": DispatchLine,
+    "version": VersionLine,
+    "evaluation": EvaluationLine,
+    "advice": AdviceLine,
+}
 
 
 @cache

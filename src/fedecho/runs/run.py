@@ -95,7 +95,7 @@ def simulate(
         stack.enter_context(one_thread())
         simulation = stack.enter_context(assembled(experiment, execution, say))
         stop = stack.enter_context(stop_signals(say, stop))
-        return _Run(simulation, folder, checkpoint_s, watch or (lambda moment, scores: None), stop).run(resume, say)
+        return _Run(simulation, folder, checkpoint_s, watch or (lambda moment, scores: None), stop, say).run(resume)
 
 
 def resume(folder: Path | str, experiment: Experiment | None = None, **options: Any) -> Result:
@@ -118,13 +118,22 @@ def resume(folder: Path | str, experiment: Experiment | None = None, **options: 
 class _Run:
     """The state of one run: its journal, counters and times."""
 
-    def __init__(self, simulation: Simulation, folder: Path | None, checkpoint_s: float, watch: Watch, stop: Stop) -> None:
+    def __init__(
+        self,
+        simulation: Simulation,
+        folder: Path | None,
+        checkpoint_s: float,
+        watch: Watch,
+        stop: Stop,
+        say: Callable[[str], None],
+    ) -> None:
         experiment = simulation.experiment
         self.simulation = simulation
         self.folder = folder
         self.checkpoint_s = checkpoint_s
         self.watch = watch
         self.stop = stop
+        self.say = say
         class_of, every = simulation.runtimes.class_of, experiment.record_every or 1
         self.journal = Journal(Identity.of(experiment), simulation.server, self, folder, class_of, every)
         self.stopwatch = TimedTransport(simulation.transport)
@@ -139,11 +148,11 @@ class _Run:
     def real_s(self) -> float:
         return self.real_before + time.perf_counter() - self.began
 
-    def run(self, resume: bool, say: Callable[[str], None]) -> Result:
+    def run(self, resume: bool) -> Result:
         """Run to the end. A full disk stops the run; its last complete checkpoint remains."""
         try:
             if self.folder is not None and resume:
-                self._reopen(self.folder, say)
+                self._reopen(self.folder)
             elif self.folder is not None:
                 self.journal.begin(self.folder, header_of(self.simulation, self.journal.identity))
             try:
@@ -155,14 +164,14 @@ class _Run:
             error.advice = f"free some space, then {f'resume with: {self._how_to_resume}' if begun else 'start it again'}"
             raise
 
-    def _reopen(self, folder: Path, say: Callable[[str], None]) -> None:
+    def _reopen(self, folder: Path) -> None:
         header = read_header(folder)
         self.simulation.execution.check_same_kernels(folder, header["execution"])
         check_inputs(folder, header.get("inputs") or {}, self.simulation.inputs)
-        mark = self.journal.restore(folder, say)
+        mark = self.journal.restore(folder, self.say)
         if mark is None:
-            say(f"no checkpoint in {folder} yet: starting from the beginning")
-        self.journal.reopen(folder, mark, say)
+            self.say(f"no checkpoint in {folder} yet: starting from the beginning")
+        self.journal.reopen(folder, mark, self.say)
 
     def _finish(self) -> Result:
         experiment, server = self.simulation.experiment, self.simulation.server
@@ -185,7 +194,7 @@ class _Run:
 
     def _moment(self, moment: Moment) -> bool:
         self.stopwatch.served()
-        self.journal.see(moment)
+        self.journal.see(moment, self.say)
         self.stall_guard.see(moment.receipt)
         self.staleness.see(moment.receipt)
         version = None if moment.step is None else moment.step.model.version
