@@ -8,8 +8,9 @@ from typing import Any
 from fedecho.paper.tables import Cell
 from fedecho.paper.text_tables import first_of
 from fedecho.paper.virtual_time import scores_until
+from fedecho.runs.json_types import SchemaError, is_number, loaded
 from fedecho.runs.record import JsonObject
-from fedecho.runs.record_schema import SchemaError, check_cell, is_number, loaded
+from fedecho.runs.record_schema import check_cell
 from fedecho.runs.resolve import differences, with_defaults
 from fedecho.runs.suggestions import ConfigError
 from fedecho.runs.summary import LAST

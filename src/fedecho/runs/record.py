@@ -17,7 +17,8 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from fedecho.runs.record_schema import Header, SchemaError, check_line, loaded
+from fedecho.runs.json_types import SchemaError, loaded
+from fedecho.runs.record_schema import Header, check_line
 from fedecho.storage.files import DiskFullError, disk_full_at, open_own, write_atomically
 from fedecho.storage.user_files import MIB
 

@@ -1,76 +1,27 @@
 """The schema of the files that are read back: a record's header and lines, and the summary."""
 
-import json
-import sys
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields
-from functools import cache
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, NotRequired, TypedDict, Union, get_args, get_origin, get_type_hints, is_typeddict
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
-LARGEST_INT, LARGEST = 2**63 - 1, sys.float_info.max
-"""Limits of numbers: they are stored in 64-bit arrays."""
+from fedecho.runs.json_types import LARGEST, LARGEST_INT, NUMBERS, PlainType, SchemaError, check_of, whole
+
 MODEL_FILES = "model files"
 """The note in a header that holds the digest of a pretrained model's files."""
 MOST_CLIENTS = 10**8
 """Reports allocate an array entry for each client."""
 
-
-class SchemaError(Exception):
-    """A field that does not fit the schema: its path, what was expected, and its value (none if it is missing)."""
-
-    def __init__(self, path: str, expected: str, *value: object) -> None:
-        super().__init__(path, expected, *value)
-        self.path, self.expected, self.value = path, expected, value
-
-    def under(self, name: str) -> "SchemaError":
-        return SchemaError(f"{name}.{self.path}" if self.path else name, self.expected, *self.value)
-
-    def __str__(self) -> str:
-        if not self.value:
-            return f"{self.path} is missing"
-        shown = repr(self.value[0])
-        return f"{self.path or 'it'} must be {self.expected}, got {shown if len(shown) <= 60 else shown[:57] + '...'}"
-
-
-Check = Callable[[Any], None]
-"""Raises ``SchemaError``."""
-
-
-@dataclass(frozen=True)
-class PlainType:
-    """The type of a plain value: a description for messages, the Python types, and an optional test."""
-
-    description: str
-    types: tuple[type, ...]
-    test: Callable[[Any], bool] | None = None
-
-    def check(self, value: object) -> None:
-        if type(value) not in self.types or not (self.test is None or self.test(value)):
-            raise SchemaError("", self.description, value)
-
-
-NUMBERS = (int, float)
-Whole = Annotated[int, PlainType("a whole number", (int,), lambda value: -LARGEST_INT <= value <= LARGEST_INT)]
-Count = Annotated[int, PlainType("a whole number of at least 0", (int,), lambda value: 0 <= value <= LARGEST_INT)]
 MOST_DEPTH = 100
-Client = Annotated[
-    int, PlainType("a whole number of at least 0 and below 100,000,000", (int,), lambda value: 0 <= value < MOST_CLIENTS)
-]
-Every = Annotated[int, PlainType("a whole number of at least 1", (int,), lambda value: 1 <= value <= LARGEST_INT)]
+Whole = Annotated[int, whole("", -LARGEST_INT)]
+Count = Annotated[int, whole(" of at least 0", 0)]
+Client = Annotated[int, whole(" of at least 0 and below 100,000,000", 0, MOST_CLIENTS - 1)]
+Every = Annotated[int, whole(" of at least 1", 1)]
 Seconds = Annotated[float, PlainType("a finite number of at least 0", NUMBERS, lambda value: 0 <= value <= LARGEST)]
 Finite = Annotated[float, PlainType("a finite number", NUMBERS, lambda value: -LARGEST <= value <= LARGEST)]
 Label = Annotated[
     str,
     PlainType("a whole number below 100,000 as text", (str,), lambda text: text.isascii() and text.isdigit() and len(text) < 6),
 ]
-PLAIN: dict[Any, PlainType] = {
-    int: PlainType("a whole number", (int,)),
-    float: PlainType("a number", NUMBERS, lambda value: type(value) is float or -LARGEST <= value <= LARGEST),
-    str: PlainType("a text", (str,)),
-    bool: PlainType("true or false", (bool,)),
-    NoneType: PlainType("null", (NoneType,)),
-}
 
 
 class Clients(TypedDict, total=False):
@@ -79,9 +30,7 @@ class Clients(TypedDict, total=False):
     examples: list[Count]
     classes: list[str]
     labels: list[dict[Label, Count]]
-    num_clients: Annotated[
-        int, PlainType("a whole number of at least 0, at most 100,000,000", (int,), lambda value: 0 <= value <= MOST_CLIENTS)
-    ]
+    num_clients: Annotated[int, whole(" of at least 0, at most 100,000,000", 0, MOST_CLIENTS)]
     num_examples: Count
     examples_at: dict[str, Count]
     class_counts: dict[str, Any] | None
@@ -212,13 +161,15 @@ class CellFile(TypedDict):
     diverged: NotRequired[str]
 
 
-NUMERIC_EXTRAS: tuple[Any, ...] = (AnswerLine, VersionLine)
-"""Lines whose further fields must be numbers."""
-
-
-def is_number(value: object) -> bool:
-    """Is this a number that a float can hold?"""
-    return type(value) is float or (type(value) is int and -LARGEST <= value <= LARGEST)
+# Further fields of these lines are metrics.
+ANSWER, MESSAGE, VERSION = check_of(AnswerLine, Finite), check_of(MessageLine), check_of(VersionLine, Finite)
+LINES = {
+    "header": check_of(Header),
+    "dispatch": check_of(DispatchLine),
+    "version": VERSION,
+    "evaluation": check_of(EvaluationLine),
+    "advice": check_of(AdviceLine),
+}
 
 
 def check_line(line: Mapping[str, Any]) -> None:
@@ -227,9 +178,9 @@ def check_line(line: Mapping[str, Any]) -> None:
     if type(event) is not str:
         raise SchemaError("event", "a text", *([line["event"]] if "event" in line else ()))
     if event == "arrival":
-        _check(AnswerLine if "dispatch" in line else MessageLine)(line)
+        (ANSWER if "dispatch" in line else MESSAGE)(line)
     elif event in LINES:
-        _check(LINES[event])(line)
+        LINES[event](line)
     if event in ("header", "evaluation"):
         _check_depth(line)
     if event == "header":
@@ -260,114 +211,15 @@ def _check_sizes(clients: Mapping[str, Any]) -> None:
 
 def check_fields(cls: Any, tree: Any) -> dict[str, Any]:
     """Check a table against the fields of a dataclass and return these fields. Others are dropped."""
-    _check(cls)(tree)
+    check_of(cls)(tree)
     return {f.name: tree[f.name] for f in fields(cls) if f.name in tree}
 
 
 def check_cell(tree: Any) -> dict[str, Any]:
     """Check a result file. Unknown fields are an error."""
-    _check(CellFile)(tree)
+    check_of(CellFile)(tree)
     for part in ("config", "execution", "software"):
         _check_depth(tree[part])
     if others := tree.keys() - CellFile.__annotations__.keys():
         raise SchemaError(min(others), "left out", tree[min(others)])
     return dict(tree)
-
-
-def loaded(text: bytes) -> Any:
-    """Parse JSON. All errors are ``ValueError`` with a short message."""
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-
-
-LINES: dict[str, Any] = {
-    "header": Header,
-    "dispatch": DispatchLine,
-    "version": VersionLine,
-    "evaluation": EvaluationLine,
-    "advice": AdviceLine,
-}
-
-
-@cache
-def _check(hint: Any) -> Check:
-    """Build the check of a type."""
-    if hint is Any:
-        return lambda value: None
-    if hint in PLAIN:
-        return PLAIN[hint].check
-    origin, inner = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        return next(each.check for each in inner if isinstance(each, PlainType))
-    if origin is Literal:
-        return PlainType(" or ".join(map(repr, inner)), (str,), lambda value: value in inner).check
-    if origin in (UnionType, Union):
-        (other,) = (_check(option) for option in inner if option is not NoneType)
-        return lambda value: None if value is None else other(value)
-    if origin is list:
-        return _each(_check(inner[0]))
-    if origin is dict:
-        return _entries(_check(inner[0]), _check(inner[1]))
-    return _table(hint)
-
-
-def _each(item: Check) -> Check:
-    def check(value: Any) -> None:
-        if type(value) is not list:
-            raise SchemaError("", "a list", value)
-        for index, each in enumerate(value):
-            _check_at(str(index), item, each)
-
-    return check
-
-
-def _entries(key: Check, item: Check) -> Check:
-    def check(value: Any) -> None:
-        if type(value) is not dict:
-            raise SchemaError("", "a table", value)
-        for name, each in value.items():
-            _check_at(name, key, name)
-            _check_at(name, item, each)
-
-    return check
-
-
-def _table(cls: Any) -> Check:
-    """Build the check of a TypedDict or a dataclass, including its required fields and the type of further fields."""
-    hints = {"event": str, **get_type_hints(cls, include_extras=True)}
-    required = _required(cls)
-    rules = {name: _rule(get_args(hint)[0] if get_origin(hint) is NotRequired else hint) for name, hint in hints.items()}
-    extra = _rule(Finite if cls in NUMERIC_EXTRAS else Any)
-
-    def check(value: Any) -> None:
-        if type(value) is not dict:
-            raise SchemaError("", "a table", value)
-        for name, each in value.items():
-            types, test, exact = rules.get(name, extra)
-            if type(each) not in types or not (test is None or test(each)):
-                _check_at(name, exact, each)
-        if not required <= value.keys():
-            raise SchemaError(next(name for name in rules if name in required and name not in value), "")
-
-    return check
-
-
-def _check_at(name: str, check: Check, value: Any) -> None:
-    try:
-        check(value)
-    except SchemaError as error:
-        raise error.under(name) from None
-
-
-def _rule(hint: Any) -> tuple[tuple[type, ...], Callable[[Any], bool] | None, Check]:
-    """A field's types and test, for a fast check of plain values in records of millions of lines, and its full check."""
-    plain = PLAIN.get(hint) or next((each for each in get_args(hint) if isinstance(each, PlainType)), None)
-    return ((), None, _check(hint)) if plain is None else (plain.types, plain.test, plain.check)
-
-
-def _required(cls: Any) -> frozenset[str]:
-    if is_typeddict(cls):
-        return frozenset(cls.__required_keys__)
-    return frozenset(f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING)

@@ -7,7 +7,8 @@ from math import nan
 from pathlib import Path
 from typing import Any
 
-from fedecho.runs.record_schema import SchemaError, Spent, check_fields, is_number, loaded
+from fedecho.runs.json_types import SchemaError, is_number, loaded
+from fedecho.runs.record_schema import Spent, check_fields
 from fedecho.storage.files import write_atomically
 from fedecho.storage.user_files import MIB, FileError, read_bytes
 
