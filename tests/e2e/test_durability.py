@@ -23,8 +23,6 @@ from fedecho.cli import app
 from fedecho.core.loop import Moment
 from fedecho.paper.filling import run_cell
 from fedecho.paper.tables import Cell, Column, Row
-from fedecho.runs import folder as ending
-from fedecho.runs import run as running
 from fedecho.runs.config import from_config, to_config
 from fedecho.runs.experiment import describe
 from fedecho.runs.folder import LOCK, locked_folder
@@ -38,8 +36,8 @@ SMALL = ["task.width=1", "local.num_local_steps=1", "task.num_unlabeled=20", "ev
 NO_LIMIT = resource.RLIM_INFINITY
 
 
-def small(versions: int = 6) -> Experiment:
-    return load("digits", algorithm="fedecho", versions=versions, settings=SMALL)
+def small(versions: int = 6, width: int = 1) -> Experiment:
+    return load("digits", algorithm="fedecho", versions=versions, settings=[*SMALL, f"task.width={width}"])
 
 
 @pytest.fixture(scope="module")
@@ -58,18 +56,6 @@ def files_of_at_most(num_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def full_from(monkeypatch: pytest.MonkeyPatch, name: str, num_bytes: int = 100) -> None:
-    """The disk fills up right before the run writes that."""
-    module = running if hasattr(running, name) else ending
-    before: Callable[..., Any] = getattr(module, name)
-
-    def full(*arguments: Any) -> Any:
-        with files_of_at_most(num_bytes):
-            return before(*arguments)
-
-    monkeypatch.setattr(module, name, full)
-
-
 def after_a_full_disk(folder: Path, whole: str, *names: str) -> None:
     """One line, nothing half-written, and resumed to the same bytes."""
     assert not list(folder.glob("*.part"))
@@ -82,17 +68,19 @@ def after_a_full_disk(folder: Path, whole: str, *names: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fills", "named"),
-    [("save_checkpoint", "checkpoint-"), ("write_atomically", "model.safetensors")],
+    ("num_bytes", "width", "checkpoint_s", "named"),
+    [(10_000, 1, 0.0, "checkpoint-"), (14_000, 8, 1e6, "model.safetensors")],
+    ids=["a checkpoint", "the model"],
 )
 def test_a_disk_that_is_full_at_a_checkpoint_or_at_the_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: str, fills: str, named: str
+    tmp_path: Path, num_bytes: int, width: int, checkpoint_s: float, named: str
 ) -> None:
+    """The record is smaller than either, and fits."""
     folder = tmp_path / "run"
-    with monkeypatch.context() as patched:
-        full_from(patched, fills)
-        with pytest.raises(DiskFullError) as caught:
-            simulate(small(), out=folder, checkpoint_s=0.0)
+    experiment = small(width=width)
+    whole = simulate(experiment).summary.model_sha256
+    with files_of_at_most(num_bytes), pytest.raises(DiskFullError) as caught:
+        simulate(experiment, out=folder, checkpoint_s=checkpoint_s)
     assert str(caught.value).startswith(f"the disk is full: cannot write {folder / named}")
     assert str(caught.value).endswith(f"(File too large); free some space, then resume with: fedecho resume {folder}")
     after_a_full_disk(folder, whole)
@@ -293,10 +281,10 @@ def test_a_record_of_before_traces_were_known_still_resumes(tmp_path: Path) -> N
     trace.write_text("client,runtime_s\n" + "".join(f"{client},9\n" for client in range(20)))
     stopped(replace(small(2), runtimes=Runtimes(trace=str(trace))), folder)
     record = folder / "run.jsonl"
-    head = read_header(folder)["trace_sha256"]
-    old = record.read_text().replace(f'"parts":null,"trace_sha256":"{head}",', "", 1)
-    assert "trace_sha256" not in old
-    record.write_text(old)
+    first, *others = record.read_text().splitlines()
+    header = json.loads(first)
+    del header["trace_sha256"]
+    record.write_text("".join(f"{line}\n" for line in (json.dumps(header, separators=(",", ":")), *others)))
     trace.write_text(trace.read_text().replace("9", "8", 1))
     assert resume(folder).summary.num_versions == 2
 

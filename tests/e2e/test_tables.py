@@ -16,6 +16,7 @@ import torch
 from docs.make_derived import MADE, PAGES, with_tables
 from official_files import generated, write_cifar10
 from rich.console import Console
+from tests.e2e.test_durability import files_of_at_most
 from typer.testing import CliRunner
 
 from fedecho import load
@@ -24,7 +25,6 @@ from fedecho.cli.tables import TABLES
 from fedecho.paper.rendering import View, as_text, notes_of
 from fedecho.paper.results import read_result
 from fedecho.paper.text_tables import first_of
-from fedecho.runs import run
 from fedecho.runs.config import to_config
 from fedecho.runs.folder import locked_file, locked_folder
 
@@ -491,16 +491,14 @@ def test_a_program_is_told_which_seeds_diverged(monkeypatch: pytest.MonkeyPatch)
     assert found["FedBuff"]["diverged seeds"] == ""
 
 
-def test_how_often_checkpoints_are_written_is_for_the_user_to_say(
-    small_table: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By default every 30 s, which none of these runs takes."""
-    saved = list[int]()
-    monkeypatch.setattr(run, "save_checkpoint", lambda folder, number, state: saved.append(number))
-    fedecho(*small_table, "--seeds", "0")
-    assert saved == []
-    fedecho(*small_table, "--seeds", "1", "--checkpoint-every", "0")
-    assert len(saved) > 3
+def test_how_often_checkpoints_are_written_is_for_the_user_to_say(small_table: list[str], tmp_path: Path) -> None:
+    """Where all files fit but a checkpoint, which is larger than the model."""
+    never, always = ("--checkpoint-every", "1000"), ("--checkpoint-every", "0")
+    fedecho(*small_table, "--seeds", "0", *never)
+    largest = max(path.stat().st_size for path in (tmp_path / "runs").rglob("*") if path.is_file())
+    with files_of_at_most(largest + 1000):
+        fedecho(*small_table, "--seeds", "1", *never)
+        assert re.search("the disk is full: cannot write .*checkpoint-", fedecho(*small_table, "--seeds", "2", *always, code=1))
 
 
 def test_a_cell_begun_on_a_gpu_does_not_end_on_a_cpu(small_table: list[str], tmp_path: Path) -> None:
