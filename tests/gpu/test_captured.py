@@ -23,7 +23,7 @@ def captured_on_cpu(one: Experiment) -> Iterator[Simulation]:
     parts = GpuParts(one, EXACT, torch.device("cpu"))
     assert parts.one_by_one == ""
     runtimes = build.runtimes_of(one)
-    server = build.server_of(one, parts.network, build.student_of(one, parts.student))
+    server = build.server_of(one, parts.network, parts.student)
     executor = parts.executor(3, build._wanted(one, runtimes))
     transport = build._transport(one, executor, runtimes)
     yield Simulation(one, server, transport, runtimes, parts.network.layout, parts.network.layout.named, parts.evaluate)

@@ -18,7 +18,7 @@ from fedecho.runs.on_gpu import GpuParts, MakeJobRunner
 def captured_in_a_pool(one: Experiment, num_workers: int) -> Outcome:
     parts = GpuParts(one, EXACT, torch.device("cpu"))
     runtimes, layout = build.runtimes_of(one), parts.network.layout
-    server = build.server_of(one, parts.network, build.student_of(one, parts.student))
+    server = build.server_of(one, parts.network, parts.student)
     pool = PoolExecutor(
         num_workers=num_workers,
         layout=layout,

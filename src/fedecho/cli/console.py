@@ -197,7 +197,7 @@ def _logged(error: Exception, folder: Path | None) -> str:
 
 
 def _log_of(error: Exception) -> str:
-    from fedecho.runs.identity import software
+    from fedecho.runs.software import software
 
     head = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "command": shlex.join(sys.argv), "folder": str(Path.cwd())}
     head |= software() | {"executable": sys.executable, "system": platform.platform()}

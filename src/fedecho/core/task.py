@@ -85,6 +85,14 @@ class Saves(Protocol):
         ...
 
 
+@runtime_checkable
+class HasClasses(Protocol):
+    """A task that says how many classes its examples have."""
+
+    @property
+    def num_classes(self) -> int: ...
+
+
 class OnDevice(Protocol):
     """A task that can be moved to another device."""
 

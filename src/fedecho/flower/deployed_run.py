@@ -19,12 +19,13 @@ from fedecho.learning.privacy import Privacy
 from fedecho.runs.build import NameTensors
 from fedecho.runs.config import ConfigError, completed, differences
 from fedecho.runs.folder import MODEL, is_tidy, locked_folder
-from fedecho.runs.identity import Identity, check_software, is_finished
+from fedecho.runs.identity import Identity
 from fedecho.runs.journal import Journal
 from fedecho.runs.privacy_budget import privacy_spent, reports
 from fedecho.runs.record import INITIAL, RECORD, JsonObject, read_header, read_record
 from fedecho.runs.run_stats import FailureGuard, check_scores
-from fedecho.runs.summary import Summary, staleness
+from fedecho.runs.software import check_software
+from fedecho.runs.summary import Summary, is_finished, staleness
 from fedecho.storage.checkpoint import remove_checkpoints
 
 IN_FLIGHT = "in flight when the server stopped"

@@ -10,16 +10,13 @@ from flwr.app import Context
 from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 
-from fedecho.core.task import scores_of
-from fedecho.core.types import GlobalModel
-from fedecho.distill.student import student_for
 from fedecho.flower.codec import Codec
 from fedecho.flower.config import Settings
 from fedecho.flower.config import experiment as from_run_config
 from fedecho.flower.deployed_run import DeployedRun
 from fedecho.flower.grid import Waiting
 from fedecho.flower.transport import GridTransport
-from fedecho.runs.build import bound_network, distiller_of, server_of, student_of, tensor_names_of
+from fedecho.runs.build import bound_network, evaluation_of, server_of, tensor_names_of
 from fedecho.runs.config import ConfigError
 from fedecho.runs.experiment import Experiment
 from fedecho.runs.identity import Identity
@@ -65,16 +62,12 @@ def run_experiment(
     """Run an experiment with its clients on a grid. ``runtimes`` and ``faults`` apply to simulations only and are ignored."""
     _check(experiment)
     network = bound_network(experiment.task, experiment.seed)
-    student = student_of(experiment, lambda: student_for(network, experiment.task, distiller_of(experiment)))
-    server = server_of(experiment, network, student)
+    server = server_of(experiment, network)
     transport = GridTransport(
         grid=grid, codec=Codec(network.layout), num_clients=server.num_clients, waiting=waiting, say=say, **options
     )
 
-    def evaluate(model: GlobalModel) -> dict[str, Any]:
-        network.load(model.weights)
-        return scores_of(experiment.task, network.module)
-
+    evaluate = evaluation_of(experiment.task, network)
     run = DeployedRun(
         Identity.of(experiment),
         server,
@@ -87,7 +80,9 @@ def run_experiment(
     )
     with run.opened(other_software=other_software):
         return run.complete(
-            evaluate=evaluate, eval_every=experiment.eval_every, dispatch_after_step=experiment.dispatch_after_step
+            evaluate=lambda model: evaluate(model.weights),
+            eval_every=experiment.eval_every,
+            dispatch_after_step=experiment.dispatch_after_step,
         )
 
 

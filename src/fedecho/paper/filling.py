@@ -18,13 +18,14 @@ from fedecho.runs.evaluation import Evaluator
 from fedecho.runs.execution import Execution, check_same_arithmetic
 from fedecho.runs.experiment import Experiment
 from fedecho.runs.folder import FolderInUse, locked_file
-from fedecho.runs.identity import check_same, config_of, is_finished, notes_of, software
+from fedecho.runs.identity import check_same, config_of, notes_of
 from fedecho.runs.job_processes import Report, Say, See, run_jobs
 from fedecho.runs.record import RECORD, JsonObject, read_header, read_record
 from fedecho.runs.run import CHECKPOINT_S, Interrupted, simulate
 from fedecho.runs.run_stats import DivergedError, ProgressWatch, RunState, Watch
 from fedecho.runs.signals import Stop, stop_signals
-from fedecho.runs.summary import Summary
+from fedecho.runs.software import software
+from fedecho.runs.summary import Summary, is_finished
 from fedecho.storage.files import make_private, write_atomically
 
 

@@ -15,7 +15,7 @@ from fedecho.core.layout import BoundNetwork, Layout
 from fedecho.core.loop import Moment
 from fedecho.core.randomness import derive
 from fedecho.core.server import Server
-from fedecho.core.task import HasInputs, Saves, Task, scores_of
+from fedecho.core.task import HasClasses, HasInputs, Saves, Task, scores_of
 from fedecho.core.types import ClientUpdate, Dispatch, GlobalModel, Weights
 from fedecho.distill.distiller import Distiller
 from fedecho.distill.student import Student, check_unlabeled, distils, student_for
@@ -39,12 +39,11 @@ def training_task(experiment: Experiment) -> Task:
     task, attack = experiment.task, experiment.attack
     if not attack.poisons_data:
         return task
-    num_classes = getattr(task, "num_classes", None)
-    if num_classes is None:
+    if not isinstance(task, HasClasses):
         raise ValueError(
             f"attack.kind = {attack.kind!r} needs a task with a num_classes attribute; {type(task).__name__} has none"
         )
-    return PoisonedTask(task, attack, attackers_of(experiment), num_classes)
+    return PoisonedTask(task, attack, attackers_of(experiment), task.num_classes)
 
 
 def outgoing_updates(experiment: Experiment, layout: Layout, device: torch.device) -> UpdateTransform:
@@ -123,12 +122,11 @@ def assembled(
     network = bound_network(experiment.task, experiment.seed)
     inputs = inputs_of(experiment, experiment.task)
     runtimes = runtimes_of(experiment)
-    student = student_of(experiment, lambda: student_for(network, experiment.task, distiller_of(experiment)))
-    server = server_of(experiment, network, student)
+    server = server_of(experiment, network)
     runner = _executor(experiment, execution, network, runtimes, say)
     try:
         sent = outgoing_updates(experiment, network.layout, network.weights.params.device)
-        transport, evaluate = _transport(experiment, runner, runtimes, sent), _evaluation(experiment.task, network)
+        transport, evaluate = _transport(experiment, runner, runtimes, sent), evaluation_of(experiment.task, network)
         ran_on = with_actual_workers(execution, runner)
         named = tensor_names_of(experiment.task, network)
         yield Simulation(experiment, server, transport, runtimes, network.layout, named, evaluate, ran_on, inputs)
@@ -151,7 +149,7 @@ def _on_gpu(experiment: Experiment, execution: Execution, say: Callable[[str], N
         if parts.one_by_one:
             say(f"training one client at a time with captured steps: {parts.one_by_one}")
         runtimes = runtimes_of(experiment)
-        server = server_of(experiment, parts.network, student_of(experiment, parts.student))
+        server = server_of(experiment, parts.network, parts.student)
         layout, wanted = parts.network.layout, _wanted(experiment, runtimes)
         if execution.executor == "cuda":
             runner = parts.executor(execution.num_workers, wanted)
@@ -190,14 +188,13 @@ def distiller_of(experiment: Experiment) -> Distiller | None:
     return experiment.algorithm.distiller if distils(experiment.algorithm) else None
 
 
-def student_of(experiment: Experiment, make: Callable[[], Student]) -> Student | None:
-    return make() if distils(experiment.algorithm) else None
-
-
-def server_of(experiment: Experiment, network: BoundNetwork, student: Student | None) -> Server[Any]:
+def server_of(experiment: Experiment, network: BoundNetwork, make_student: Callable[[], Student] | None = None) -> Server[Any]:
+    """Build the server. ``make_student`` makes the student of a method that distills (default: on the CPU)."""
     algorithm: Any = experiment.algorithm
-    if student is not None:
-        algorithm = algorithm.attached(student)
+    if distils(algorithm):
+        algorithm = algorithm.attached(
+            student_for(network, experiment.task, algorithm.distiller) if make_student is None else make_student()
+        )
     variances = network.layout.variances(network.weights.params.device)
     if experiment.privacy.on and experiment.privacy.where == "server":
         algorithm = Noised(inner=algorithm, privacy=experiment.privacy, seed=experiment.seed, variances=variances)
@@ -212,7 +209,7 @@ def server_of(experiment: Experiment, network: BoundNetwork, student: Student | 
     )
 
 
-def _evaluation(task: Task, network: BoundNetwork) -> Callable[[Weights], dict[str, float]]:
+def evaluation_of(task: Task, network: BoundNetwork) -> Callable[[Weights], dict[str, float]]:
     def evaluate(weights: Weights) -> dict[str, float]:
         network.load(weights)
         return scores_of(task, network.module)

@@ -9,14 +9,15 @@ from typing import Any
 from fedecho.runs.config import ConfigError, UnknownKeyError, load
 from fedecho.runs.execution import Execution, check_same_arithmetic
 from fedecho.runs.experiment import Experiment
-from fedecho.runs.identity import check_same, check_software, config_of, is_finished
+from fedecho.runs.identity import check_same, config_of
 from fedecho.runs.job_processes import Report, Say, See, run_jobs
 from fedecho.runs.record import RECORD, read_header
 from fedecho.runs.run import simulate
 from fedecho.runs.run_stats import DivergedError, ProgressWatch, RunState
 from fedecho.runs.settings import setting_of, shown
 from fedecho.runs.signals import Stop
-from fedecho.runs.summary import Summary
+from fedecho.runs.software import check_software
+from fedecho.runs.summary import Summary, is_finished
 from fedecho.storage.files import write_atomically
 from fedecho.storage.user_files import MIB, read_bytes
 from fedecho.tracking import tracked

@@ -16,7 +16,7 @@ from fedecho.algorithms import CA2FL, FADAS, FedAC, FedAsync, FedAvg, FedBuff, F
 from fedecho.core.admission import Admission
 from fedecho.core.algorithm import Algorithm, buffer_size_of, check_algorithm, demands
 from fedecho.core.ranges import InFlight, Seed, Versions, at_least, check_ranges
-from fedecho.core.task import Seeded, Task
+from fedecho.core.task import HasClasses, Seeded, Task
 from fedecho.distill.student import distils
 from fedecho.learning.local import LocalTraining
 from fedecho.learning.privacy import Privacy
@@ -108,11 +108,10 @@ class Experiment:
     def _check_target(self) -> None:
         if not self.attack.target:  # class 0, the default, exists in every task
             return
-        num_classes = getattr(self.task, "num_classes", None)
-        if num_classes is not None and self.attack.target >= num_classes:
+        if isinstance(self.task, HasClasses) and self.attack.target >= self.task.num_classes:
             raise ValueError(
-                f"attack.target is {self.attack.target}, but the task has {num_classes} classes: "
-                f"choose one from 0 to {num_classes - 1}"
+                f"attack.target is {self.attack.target}, but the task has {self.task.num_classes} classes: "
+                f"choose one from 0 to {self.task.num_classes - 1}"
             )
 
     def _check_attackers(self) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 
 from fedecho.runs.config import ConfigError
 from fedecho.runs.experiment import Experiment
-from fedecho.runs.identity import check_same, is_finished
+from fedecho.runs.identity import check_same
 from fedecho.runs.record import RECORD, read_header
 from fedecho.runs.record_schema import Header
-from fedecho.runs.summary import SUMMARY
+from fedecho.runs.summary import SUMMARY, is_finished
 from fedecho.storage.checkpoint import remove_checkpoints
 from fedecho.storage.files import disk_full_at, make_private, open_own
 

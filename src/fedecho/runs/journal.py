@@ -15,8 +15,9 @@ from fedecho.core.server import Server
 from fedecho.runs.config import fingerprint
 from fedecho.runs.distillation_advice import DistillationAdvice
 from fedecho.runs.folder import MODEL
-from fedecho.runs.identity import Identity, model_digest, note_software
+from fedecho.runs.identity import Identity, model_digest
 from fedecho.runs.record import JsonObject, Record, RecordPosition, arrivals_digest, collecting_evaluations, read_header
+from fedecho.runs.software import note_software
 from fedecho.runs.summary import Summary, accuracies, last_scores
 from fedecho.storage.checkpoint import (
     CheckpointError,

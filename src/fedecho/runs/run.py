@@ -18,12 +18,13 @@ from fedecho.runs.evaluation import Evaluator, TimedTransport
 from fedecho.runs.execution import DeviceName, Execution, ExecutorName, check_same_arithmetic, resume_options
 from fedecho.runs.experiment import Experiment
 from fedecho.runs.folder import check_folder, locked_folder, resumable
-from fedecho.runs.identity import Identity, check_inputs, check_software, header_of, notes_of
+from fedecho.runs.identity import Identity, check_inputs, header_of, notes_of
 from fedecho.runs.journal import Journal
 from fedecho.runs.privacy_budget import check_accountant, privacy_spent
 from fedecho.runs.record import RECORD, JsonObject, read_header
 from fedecho.runs.run_stats import StalenessCounter, StallGuard, Watch
 from fedecho.runs.signals import Stop, stop_signals
+from fedecho.runs.software import check_software
 from fedecho.runs.summary import Summary
 from fedecho.storage.files import DiskFullError
 

@@ -17,9 +17,9 @@ from fedecho.core.task import Saves
 from fedecho.runs.config import ConfigError, from_config
 from fedecho.runs.experiment import Experiment
 from fedecho.runs.folder import MODEL
-from fedecho.runs.identity import check_same, is_finished, model_digest
+from fedecho.runs.identity import check_same, model_digest
 from fedecho.runs.record import read_header
-from fedecho.runs.summary import Summary
+from fedecho.runs.summary import Summary, is_finished
 
 
 def trained(folder: Path | str, experiment: Experiment | None = None) -> nn.Module:
