@@ -9,36 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedecho.cli import console
 from fedecho.cli.complete import complete_algorithms
-from fedecho.cli.console import (
-    JOBS,
-    USER_PATH,
-    AddressOption,
-    AsJson,
-    DataDir,
-    Deterministic,
-    DeviceOption,
-    ExecutorOption,
-    OtherSoftware,
-    PrecisionOption,
-    Quiet,
-    Settings,
-    Source,
-    Track,
-    VersionsOption,
-    WorkersOption,
-    check_writable,
-    err,
-    execution_options,
-    one_line_errors,
-    out,
-    print_json,
-    print_line,
-    say,
-    split_methods,
-    split_seeds,
-    use_data_dir,
-)
+from fedecho.cli.console import err, one_line_errors, out, print_json, print_line, say
 from fedecho.report.terminal import LiveProgress, comparison
 from fedecho.runs.record import RECORD
 from fedecho.runs.suggestions import ConfigError
@@ -51,33 +24,35 @@ DEFAULT = Path("runs")
 
 
 def compare(
-    source: Source,
+    source: console.Source,
     algorithms: Annotated[
         str, typer.Option(help="Comma-separated methods.", autocompletion=complete_algorithms)
     ] = "fedbuff,fadas,fedecho",
     seeds: Annotated[str, typer.Option(help="Comma-separated seeds.")] = "0,1,2",
-    versions: VersionsOption = None,
-    settings: Settings = None,
+    versions: console.VersionsOption = None,
+    settings: console.Settings = None,
     jobs: Annotated[
-        int | None, JOBS, typer.Option(help="Number of parallel runs. Default: one per core with serial, otherwise 1.")
+        int | None, console.JOBS, typer.Option(help="Number of parallel runs. Default: one per core with serial, otherwise 1.")
     ] = None,
-    executor: ExecutorOption = "serial",
-    workers: WorkersOption = None,
-    device: DeviceOption = None,
-    address: AddressOption = None,
-    precision: PrecisionOption = "bf16",
-    deterministic: Deterministic = False,
-    other_software: OtherSoftware = False,
+    executor: console.ExecutorOption = "serial",
+    workers: console.WorkersOption = None,
+    device: console.DeviceOption = None,
+    address: console.AddressOption = None,
+    precision: console.PrecisionOption = "bf16",
+    deterministic: console.Deterministic = False,
+    other_software: console.OtherSoftware = False,
     folder: Annotated[
         Path | None,
         typer.Option(
-            "--out", click_type=USER_PATH, help="Folder for the runs. Finished runs in it are kept, stopped ones resumed."
+            "--out",
+            click_type=console.USER_PATH,
+            help="Folder for the runs. Finished runs in it are kept, stopped ones resumed.",
         ),
     ] = None,
-    data_dir: DataDir = None,
-    track: Track = None,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    data_dir: console.DataDir = None,
+    track: console.Track = None,
+    quiet: console.Quiet = False,
+    as_json: console.AsJson = False,
 ) -> None:
     """Run several methods with several seeds and compare them in one table.
 
@@ -88,17 +63,17 @@ def compare(
         from fedecho.runs.config import load
         from fedecho.runs.folder import unused_folder
 
-        use_data_dir(data_dir)
+        console.use_data_dir(data_dir)
         check_sinks(track or ())
-        methods, given = split_methods(algorithms), settings or []
+        methods, given = console.split_methods(algorithms), settings or []
         settings_by_method = settings_of_methods(source, methods, given)
-        execution = execution_options(executor, workers, precision, deterministic, device, address, other_software)
+        execution = console.execution_options(executor, workers, precision, deterministic, device, address, other_software)
         experiments = {
             (name, seed): load(source, algorithm=name, seed=seed, versions=versions, settings=settings_by_method[name])
-            for seed in split_seeds(seeds)
+            for seed in console.split_seeds(seeds)
             for name in methods
         }
-        check_writable(folder or DEFAULT)
+        console.check_writable(folder or DEFAULT)
         target = work.folder = folder or stack.enter_context(unused_folder(DEFAULT / f"compare-{Path(source).stem}", say))
         plan = [
             PlannedRun(f"{name} seed {seed}", experiment, target / f"{name}-seed{seed}", tuple(track or ()), execution)
@@ -113,7 +88,7 @@ def compare(
 
 
 def _check(target: Path) -> None:
-    check_writable(target)
+    console.check_writable(target)
     if (target / RECORD).exists():
         raise ConfigError(f"{target} holds a single run, but a comparison needs a folder of runs: choose another --out")
 

@@ -21,7 +21,7 @@ import typer
 from rich.console import Console
 from typer.models import OptionInfo
 
-from fedecho.cli.complete import complete_executor, complete_setting, complete_sink, complete_source
+from fedecho.cli.complete import complete_algorithm, complete_executor, complete_setting, complete_sink, complete_source
 from fedecho.core.ranges import SEEDS, VERSIONS, Declared, at_least, declared_by, format_value
 from fedecho.runs.signals import memory_shortage
 from fedecho.runs.suggestions import ConfigError
@@ -38,6 +38,9 @@ Source = Annotated[
         metavar="RECIPE|FILE.toml", help="A recipe (see `fedecho list`) or a TOML file.", autocompletion=complete_source
     ),
 ]
+AlgorithmOption = Annotated[
+    str | None, typer.Option(help="Use this method instead of the recipe's.", autocompletion=complete_algorithm)
+]
 Settings = Annotated[
     list[str] | None,
     typer.Option(
@@ -47,10 +50,7 @@ Settings = Annotated[
 Track = Annotated[
     list[str] | None,
     typer.Option(
-        "--track",
-        metavar="SINK",
-        help=f"Also log metrics to {', '.join(SINKS)}; repeatable.",
-        autocompletion=complete_sink,
+        "--track", metavar="SINK", help=f"Also log metrics to {', '.join(SINKS)}; repeatable.", autocompletion=complete_sink
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the location of the result, and errors.")]
@@ -71,8 +71,7 @@ DeviceOption = Annotated[
     str | None, typer.Option("--device", help="cpu (default), or cuda to give each pool or ray worker its own GPU.")
 ]
 AddressOption = Annotated[
-    str | None,
-    typer.Option("--address", metavar="auto|HOST:PORT", help="The Ray cluster to join. Default: start a local one."),
+    str | None, typer.Option("--address", metavar="auto|HOST:PORT", help="The Ray cluster to join. Default: start a local one.")
 ]
 PrecisionOption = Annotated[str, typer.Option("--precision", help="Precision on a GPU: bf16 or fp32.")]
 Deterministic = Annotated[bool, typer.Option("--deterministic", help="Make repeated GPU runs bit-identical; slower.")]

@@ -22,10 +22,7 @@ data = typer.Typer(
 
 @data.command("fetch")
 @with_checked_options
-def fetch_set(
-    name: Annotated[str, typer.Argument(metavar="cifar10|cifar100|stl10")],
-    data_dir: DataDir = None,
-) -> None:
+def fetch_set(name: Annotated[str, typer.Argument(metavar="cifar10|cifar100|stl10")], data_dir: DataDir = None) -> None:
     """Download a dataset from its authors, verify and unpack it. Resumes an interrupted download."""
     columns = (TextColumn(name), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with one_line_errors():

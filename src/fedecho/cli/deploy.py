@@ -6,8 +6,8 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from fedecho.cli.console import USER_PATH, OtherSoftware, fail, one_line_errors, out, say
-from fedecho.core.ranges import VERSIONS, at_least, between, format_value
+from fedecho.cli.console import USER_PATH, OtherSoftware, VersionsOption, fail, one_line_errors, out, say
+from fedecho.core.ranges import at_least, between, format_value
 from fedecho.runs.suggestions import ConfigError
 from fedecho.storage.user_files import MIB, check_file
 
@@ -107,9 +107,7 @@ def submit(
         Path | None,
         typer.Option("--out", click_type=USER_PATH, help="The server's run folder; a stopped run in it is resumed."),
     ] = None,
-    versions: Annotated[
-        int | None, VERSIONS, typer.Option("--versions", "--num-versions", help="Number of global versions to produce.")
-    ] = None,
+    versions: VersionsOption = None,
     run_config: Annotated[
         list[str] | None,
         typer.Option(

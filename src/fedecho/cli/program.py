@@ -44,15 +44,11 @@ PANELS: dict[str, dict[str, Entry]] = {
         "resume": Entry("runs:resume", "Resume an interrupted run; the result is the same as without the interruption."),
         "compare": Entry("comparison:compare", "Run several methods with several seeds and compare them in one table."),
         "export": Entry(
-            "runs:export",
-            "Export a run's model in its task's format: for text tasks a transformers folder, with LoRA merged.",
+            "runs:export", "Export a run's model in its task's format: for text tasks a transformers folder, with LoRA merged."
         ),
     },
     "Look": {
-        "schedule": Entry(
-            "reports:schedule",
-            "Predict when each class of clients will report, without training anything.",
-        ),
+        "schedule": Entry("reports:schedule", "Predict when each class of clients will report, without training anything."),
         "report": Entry(
             "reports:report",
             "Build one HTML page from any number of runs: curves, clients, staleness, teachers, classes, costs.",
@@ -66,11 +62,10 @@ PANELS: dict[str, dict[str, Entry]] = {
         "submit": Entry("deploy:submit", "Run an app on a SuperLink, wait for it to finish and return its exit code."),
     },
     "The paper": {
-        "table": Entry("tables:table", "Run the missing cells of a paper's table and show our results next to the paper's."),
-        "cost": Entry(
-            "tables:cost",
-            "Measure each method's cost to the server: time per version, versions held and memory.",
+        "table": Entry(
+            "tables:table", "Run the missing cells of a table and show our results, next to the paper's if it has such a table."
         ),
+        "cost": Entry("tables:cost", "Measure each method's cost to the server: time per version, versions held and memory."),
         "data": Entry("data:data", "Download image datasets or generate an unlabeled one."),
     },
 }
@@ -185,7 +180,6 @@ def run_program() -> None:
         try:
             sys.stdout.flush()
         except BrokenPipeError:  # Typer handles the same error in earlier output
-            os.dup2(
-                os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-            )  # or Python reports an error when it flushes again at exit
+            # Without this, Python reports an error when it flushes again at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise SystemExit(1) from None

@@ -9,24 +9,8 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from fedecho.cli.complete import complete_algorithm
-from fedecho.cli.console import (
-    USER_PATH,
-    AsJson,
-    DataDir,
-    Quiet,
-    Settings,
-    Source,
-    VersionsOption,
-    check_writable,
-    one_line_errors,
-    out,
-    print_json,
-    print_line,
-    say,
-    split_seeds,
-    use_data_dir,
-)
+from fedecho.cli import console
+from fedecho.cli.console import one_line_errors, out, print_json, print_line, say
 from fedecho.core.ranges import between
 from fedecho.report.live import LOOPBACK, serve
 from fedecho.report.page import page, report_of
@@ -39,7 +23,7 @@ if TYPE_CHECKING:
 
 Folders = Annotated[
     list[Path],
-    typer.Argument(click_type=USER_PATH, metavar="DIR...", help="Run folders, or folders that contain run folders."),
+    typer.Argument(click_type=console.USER_PATH, metavar="DIR...", help="Run folders, or folders that contain run folders."),
 ]
 OpenIt = Annotated[bool, typer.Option("--open", help="Open the page in the browser.")]
 
@@ -47,17 +31,21 @@ OpenIt = Annotated[bool, typer.Option("--open", help="Open the page in the brows
 def report(
     folders: Folders,
     target: Annotated[
-        Path | None, typer.Option("--out", click_type=USER_PATH, help="The HTML file or its folder. Default: the first DIR.")
+        Path | None,
+        typer.Option("--out", click_type=console.USER_PATH, help="The HTML file or its folder. Default: the first DIR."),
     ] = None,
     figures: Annotated[
         Path | None,
         typer.Option(
-            "--figures", click_type=USER_PATH, metavar="DIR", help="Also write every figure as PNG and SVG to this folder."
+            "--figures",
+            click_type=console.USER_PATH,
+            metavar="DIR",
+            help="Also write every figure as PNG and SVG to this folder.",
         ),
     ] = None,
     open_it: OpenIt = False,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    quiet: console.Quiet = False,
+    as_json: console.AsJson = False,
 ) -> None:
     """Build one HTML page from any number of runs: curves, clients, staleness, teachers, classes, costs.
 
@@ -67,7 +55,7 @@ def report(
         made = report_of(folders)
         target = _page_at(target or folders[0])
         for folder in (target.parent, *([] if figures is None else [figures])):
-            check_writable(folder)
+            console.check_writable(folder)
         text = page(made).encode(errors="replace")
         target.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(target, text)
@@ -125,15 +113,13 @@ HEADINGS = ("class", "clients", "reports", "first reports", "silent", "mean stal
 
 
 def schedule(
-    source: Source,
-    algorithm: Annotated[
-        str | None, typer.Option(help="Use this method instead of the recipe's.", autocompletion=complete_algorithm)
-    ] = None,
+    source: console.Source,
+    algorithm: console.AlgorithmOption = None,
     seeds: Annotated[str | None, typer.Option(help="Comma-separated seeds. Default: the experiment's.")] = None,
-    versions: VersionsOption = None,
-    settings: Settings = None,
-    data_dir: DataDir = None,
-    as_json: AsJson = False,
+    versions: console.VersionsOption = None,
+    settings: console.Settings = None,
+    data_dir: console.DataDir = None,
+    as_json: console.AsJson = False,
 ) -> None:
     """Predict when each class of clients will report, without training anything.
 
@@ -144,8 +130,8 @@ def schedule(
         from fedecho.runs.config import load
         from fedecho.runs.estimates import schedule_of
 
-        use_data_dir(data_dir)
-        wanted = [None] if seeds is None else list(split_seeds(seeds))
+        console.use_data_dir(data_dir)
+        wanted = [None] if seeds is None else list(console.split_seeds(seeds))
         schedules = {}
         for seed in wanted:
             experiment = load(source, algorithm=algorithm, seed=seed, versions=versions, settings=settings or ())

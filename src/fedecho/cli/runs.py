@@ -8,35 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedecho.cli import console
 from fedecho.cli.catalog import ALGORITHMS, CHECKPOINT_S, PROFILES, RECIPES, TASKS
-from fedecho.cli.complete import complete_algorithm
-from fedecho.cli.console import (
-    USER_PATH,
-    AddressOption,
-    AsJson,
-    CheckpointEvery,
-    DataDir,
-    Deterministic,
-    DeviceOption,
-    ExecutorOption,
-    OtherSoftware,
-    PrecisionOption,
-    Quiet,
-    Settings,
-    Source,
-    Track,
-    VersionsOption,
-    WorkersOption,
-    check_writable,
-    err,
-    execution_options,
-    one_line_errors,
-    out,
-    print_json,
-    print_line,
-    say,
-    use_data_dir,
-)
+from fedecho.cli.console import err, one_line_errors, out, print_json, print_line, say
 from fedecho.core.ranges import SEEDS
 from fedecho.report.terminal import LiveProgress
 from fedecho.runs.record import read_header
@@ -50,7 +24,7 @@ DEFAULT = Path("runs")
 """The parent folder of runs without ``--out``."""
 
 
-def list_all(as_json: AsJson = False) -> None:
+def list_all(as_json: console.AsJson = False) -> None:
     """List recipes, algorithms, tasks and runtime profiles."""
     if as_json:
         print_json({"recipes": RECIPES, "algorithms": ALGORITHMS, "tasks": TASKS, "profiles": PROFILES})
@@ -68,27 +42,25 @@ def list_all(as_json: AsJson = False) -> None:
 
 
 def run(
-    source: Source,
-    algorithm: Annotated[
-        str | None, typer.Option(help="Use this method instead of the recipe's.", autocompletion=complete_algorithm)
-    ] = None,
+    source: console.Source,
+    algorithm: console.AlgorithmOption = None,
     seed: Annotated[int | None, SEEDS, typer.Option(help="The random seed.")] = None,
-    versions: VersionsOption = None,
-    settings: Settings = None,
-    executor: ExecutorOption = "serial",
-    workers: WorkersOption = None,
-    device: DeviceOption = None,
-    address: AddressOption = None,
-    precision: PrecisionOption = "bf16",
-    deterministic: Deterministic = False,
-    checkpoint_every: CheckpointEvery = CHECKPOINT_S,
+    versions: console.VersionsOption = None,
+    settings: console.Settings = None,
+    executor: console.ExecutorOption = "serial",
+    workers: console.WorkersOption = None,
+    device: console.DeviceOption = None,
+    address: console.AddressOption = None,
+    precision: console.PrecisionOption = "bf16",
+    deterministic: console.Deterministic = False,
+    checkpoint_every: console.CheckpointEvery = CHECKPOINT_S,
     folder: Annotated[
-        Path | None, typer.Option("--out", click_type=USER_PATH, help="The run's folder; must not contain a run yet.")
+        Path | None, typer.Option("--out", click_type=console.USER_PATH, help="The run's folder; must not contain a run yet.")
     ] = None,
-    data_dir: DataDir = None,
-    track: Track = None,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    data_dir: console.DataDir = None,
+    track: console.Track = None,
+    quiet: console.Quiet = False,
+    as_json: console.AsJson = False,
 ) -> None:
     """Run one experiment and record it in a folder.
 
@@ -100,34 +72,36 @@ def run(
         from fedecho.runs.config import load
         from fedecho.runs.folder import new_folder
 
-        use_data_dir(data_dir)
+        console.use_data_dir(data_dir)
         check_sinks(track or ())
         experiment = load(source, algorithm=algorithm, seed=seed, versions=versions, settings=settings or ())
-        options = execution_options(executor, workers, precision, deterministic, device, address)
+        options = console.execution_options(executor, workers, precision, deterministic, device, address)
         options |= {"checkpoint_s": checkpoint_every}
-        check_writable(folder or DEFAULT)
+        console.check_writable(folder or DEFAULT)
         target = work.folder = folder or stack.enter_context(new_folder(DEFAULT / _name(experiment, algorithm)))
         _finish(target, experiment, options, _Output(tuple(track or ()), quiet, as_json))
 
 
 def resume(
-    folder: Annotated[Path, typer.Argument(click_type=USER_PATH, metavar="DIR", help="The folder of an interrupted run.")],
+    folder: Annotated[
+        Path, typer.Argument(click_type=console.USER_PATH, metavar="DIR", help="The folder of an interrupted run.")
+    ],
     executor: Annotated[str | None, typer.Option("--executor", help="Default: the executor it ran on before.")] = None,
-    workers: WorkersOption = None,
-    address: AddressOption = None,
-    other_software: OtherSoftware = False,
-    checkpoint_every: CheckpointEvery = CHECKPOINT_S,
-    data_dir: DataDir = None,
-    track: Track = None,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    workers: console.WorkersOption = None,
+    address: console.AddressOption = None,
+    other_software: console.OtherSoftware = False,
+    checkpoint_every: console.CheckpointEvery = CHECKPOINT_S,
+    data_dir: console.DataDir = None,
+    track: console.Track = None,
+    quiet: console.Quiet = False,
+    as_json: console.AsJson = False,
 ) -> None:
     """Resume an interrupted run; the result is the same as without the interruption."""
     with one_line_errors() as work:
         from fedecho.runs.folder import resumable
 
         work.folder = folder
-        use_data_dir(data_dir)
+        console.use_data_dir(data_dir)
         check_sinks(track or ())
         output = _Output(tuple(track or ()), quiet, as_json)
         if is_finished(folder):
@@ -139,15 +113,15 @@ def resume(
 
 
 def export(
-    folder: Annotated[Path, typer.Argument(click_type=USER_PATH, metavar="DIR", help="The folder of a finished run.")],
-    target: Annotated[Path, typer.Option("--out", click_type=USER_PATH, help="A new folder for the model.")],
-    data_dir: DataDir = None,
-    quiet: Quiet = False,
+    folder: Annotated[Path, typer.Argument(click_type=console.USER_PATH, metavar="DIR", help="The folder of a finished run.")],
+    target: Annotated[Path, typer.Option("--out", click_type=console.USER_PATH, help="A new folder for the model.")],
+    data_dir: console.DataDir = None,
+    quiet: console.Quiet = False,
 ) -> None:
     """Export a run's model in its task's format: for text tasks a transformers folder, with LoRA merged."""
     with one_line_errors():
-        use_data_dir(data_dir)
-        check_writable(target)
+        console.use_data_dir(data_dir)
+        console.check_writable(target)
         from fedecho.runs.trained import export as export_run
 
         export_run(folder, target)
@@ -191,7 +165,7 @@ def _as_before(before: dict[str, Any], executor: str | None, workers: int | None
     options = resume_options(before, executor)
     if address is None and executor is None and options["executor"] == "ray":  # an explicit --executor ray is a local cluster
         address = before.get("address")
-    return execution_options(**options, workers=workers, address=address)
+    return console.execution_options(**options, workers=workers, address=address)
 
 
 def _finish(folder: Path, experiment: "Experiment | None", options: dict[str, Any], output: _Output) -> None:

@@ -12,33 +12,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fedecho.cli import console
 from fedecho.cli.catalog import CHECKPOINT_S
 from fedecho.cli.complete import complete_executor
-from fedecho.cli.console import (
-    JOBS,
-    USER_PATH,
-    AddressOption,
-    CheckpointEvery,
-    DataDir,
-    Deterministic,
-    DeviceOption,
-    ExecutorOption,
-    OtherSoftware,
-    PrecisionOption,
-    Settings,
-    Source,
-    WorkersOption,
-    check_writable,
-    err,
-    execution_options,
-    one_line_errors,
-    out,
-    print_line,
-    say,
-    split_methods,
-    split_seeds,
-    use_data_dir,
-)
+from fedecho.cli.console import err, one_line_errors, out, print_line, say
 from fedecho.core.ranges import Versions
 from fedecho.paper.rendering import View, as_csv, as_markdown, as_text, notes_of
 from fedecho.paper.results import read_result
@@ -58,41 +35,42 @@ def table(
         typer.Option("--only", help="Only cells whose name contains this word, or any of a,b. Repeat to require several."),
     ] = None,
     without: Annotated[
-        list[str] | None,
-        typer.Option("--without", help="Skip cells whose name contains this word, or any of a,b; repeatable."),
+        list[str] | None, typer.Option("--without", help="Skip cells whose name contains this word, or any of a,b; repeatable.")
     ] = None,
     seeds: Annotated[str | None, typer.Option(help="Comma-separated seeds (default: those of the committed results).")] = None,
-    settings: Settings = None,
-    jobs: Annotated[int, JOBS, typer.Option(help="Number of parallel cells, each in its own process; they share one GPU.")] = 1,
+    settings: console.Settings = None,
+    jobs: Annotated[
+        int, console.JOBS, typer.Option(help="Number of parallel cells, each in its own process; they share one GPU.")
+    ] = 1,
     executor: Annotated[
         str | None,
         typer.Option(help="serial, pool, cuda or ray (default: cuda; serial on digits).", autocompletion=complete_executor),
     ] = None,
-    workers: WorkersOption = None,
-    device: DeviceOption = None,
-    address: AddressOption = None,
-    precision: PrecisionOption = "bf16",
-    deterministic: Deterministic = False,
-    other_software: OtherSoftware = False,
-    checkpoint_every: CheckpointEvery = CHECKPOINT_S,
+    workers: console.WorkersOption = None,
+    device: console.DeviceOption = None,
+    address: console.AddressOption = None,
+    precision: console.PrecisionOption = "bf16",
+    deterministic: console.Deterministic = False,
+    other_software: console.OtherSoftware = False,
+    checkpoint_every: console.CheckpointEvery = CHECKPOINT_S,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells that would run, with estimated times.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Show the existing results without running anything.")] = False,
     by_seed: Annotated[bool, typer.Option("--by-seed", help="Show each seed's value next to the mean.")] = False,
     form: Annotated[str, typer.Option("--format", help="Output format: text, markdown or csv.")] = "text",
-    results: Annotated[Path, typer.Option(click_type=USER_PATH, help="Folder of results.")] = RESULTS,
-    runs: Annotated[Path, typer.Option(click_type=USER_PATH, help="Folder of runs.")] = Path("runs") / "tables",
-    data_dir: DataDir = None,
+    results: Annotated[Path, typer.Option(click_type=console.USER_PATH, help="Folder of results.")] = RESULTS,
+    runs: Annotated[Path, typer.Option(click_type=console.USER_PATH, help="Folder of runs.")] = Path("runs") / "tables",
+    data_dir: console.DataDir = None,
 ) -> None:
     """Run the missing cells of a table and show our results, next to the paper's if it has such a table."""
     with one_line_errors() as work:
-        use_data_dir(data_dir)
+        console.use_data_dir(data_dir)
         _check_settings(settings or [], results)
         _check_choices(name, form, show, dry_run, results)
         paper = replace(TABLES[name], own=tuple(settings or ()))
-        chosen = split_seeds(seeds) if seeds is not None else paper.seeds
+        chosen = console.split_seeds(seeds) if seeds is not None else paper.seeds
         cells = _picked(paper, chosen, only or [], without or [])
         if not show:
-            options = execution_options(
+            options = console.execution_options(
                 executor or paper.executor, workers, precision, deterministic, device, address, other_software
             )
             missing = _missing(cells, results)
@@ -102,7 +80,7 @@ def table(
             if missing:
                 from fedecho.paper.filling import CellRunner, fill
 
-                check_writable(results)
+                console.check_writable(results)
                 work.is_resumable = True
                 filling = CellRunner(results=results, runs=runs, options=options, checkpoint_s=checkpoint_every)
                 with LiveProgress(err) as progress:
@@ -112,12 +90,12 @@ def table(
 
 
 def cost(
-    source: Source,
+    source: console.Source,
     algorithms: Annotated[str, typer.Option(help="Comma-separated methods.")] = "fedbuff,ca2fl,fedac,fadas,fedecho",
     versions: Annotated[Versions, typer.Option("--versions", "--num-versions", help="Number of versions to measure.")] = 10,
-    settings: Settings = None,
-    executor: ExecutorOption = "serial",
-    data_dir: DataDir = None,
+    settings: console.Settings = None,
+    executor: console.ExecutorOption = "serial",
+    data_dir: console.DataDir = None,
 ) -> None:
     """Measure each method's cost to the server: time per version, versions held and memory."""
     with one_line_errors():
@@ -128,13 +106,13 @@ def cost(
         from fedecho.runs.estimates import server_cost
         from fedecho.runs.execution import Execution
 
-        use_data_dir(data_dir)
-        execution = Execution(**execution_options(executor, None, "bf16", False))
+        console.use_data_dir(data_dir)
+        execution = Execution(**console.execution_options(executor, None, "bf16", False))
         title = Text(f"{source}: what the server pays, by version")
         shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
         for heading in ("method", "infer s", "distil s", "alive", "versions MB", "bank MB", "state MB"):
             shown.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
-        settings_by_method = settings_of_methods(source, split_methods(algorithms), settings or [])
+        settings_by_method = settings_of_methods(source, console.split_methods(algorithms), settings or [])
         for line in method_specific_settings(settings_by_method, settings or []):
             say(line)
         for name, own in settings_by_method.items():
@@ -245,9 +223,9 @@ def _kind(cell: Cell) -> tuple[str, bool, str]:
 def _show(view: View, form: str) -> None:
     if form == "text":
         # Without a terminal rich wraps to 80 columns, which would break words in files.
-        console = out if out.is_terminal or os.environ.get("COLUMNS") else Console(width=WIDE)
+        printer = out if out.is_terminal or os.environ.get("COLUMNS") else Console(width=WIDE)
         for shown in as_text(view):
-            console.print(shown)
+            printer.print(shown)
         for note in notes_of(view):
             print_line(note)
     else:
