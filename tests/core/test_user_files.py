@@ -20,7 +20,7 @@ from fedecho.storage.files import file_sha256
 from fedecho.storage.user_files import MAX_DEPTH, FileError, check_file, parse_toml, read_bytes, read_toml
 from fedecho.tasks.text.readers import read_instructions, read_pairs
 from fedecho.tasks.vision.cifar_files import read_cifar10
-from fedecho.tasks.vision.images import map_stl10, read_stl10
+from fedecho.tasks.vision.images import map_stl10
 from fedecho.tasks.vision.unlabeled import read_unlabeled
 
 READERS: dict[str, Callable[[Path], object]] = {
@@ -31,7 +31,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "trace.csv": lambda path: Runtimes(trace=str(path)).assign([1], seed=0),
     "images.npy": lambda path: read_unlabeled(str(path), None, 1, seed=0),
     "data_batch_1": lambda path: read_cifar10(path.parent),
-    "unlabeled_X.bin": lambda path: map_stl10(path.parent, "unlabeled"),
+    "unlabeled_X.bin": lambda path: map_stl10(path.parent),
     "weights.safetensors": file_sha256,
     "node.toml": lambda path: key_values("--node-config", [str(path)], {}),
 }
@@ -98,13 +98,6 @@ def test_what_the_system_makes_up_has_a_limit_too() -> None:
     """Its size is 0 before it is read."""
     with pytest.raises(FileError, match="more than 10 bytes"):
         read_bytes(Path("/proc/self/status"), 10)
-
-
-def test_labels_of_stl10_are_not_read_from_a_pipe(tmp_path: Path) -> None:
-    (tmp_path / "train_X.bin").write_bytes(bytes(3 * 96 * 96))
-    os.mkfifo(tmp_path / "train_y.bin")
-    with pytest.raises(ValueError, match=r"train_y\.bin"):
-        read_stl10(tmp_path, "train")
 
 
 def test_a_command_names_the_pipe_in_one_line(tmp_path: Path) -> None:

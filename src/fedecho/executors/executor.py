@@ -26,15 +26,12 @@ class Executor(Protocol):
 
     def submit(self, job: Job, due: float) -> None:
         """Accept a job whose result is due at virtual time ``due``. Returns at once."""
-        ...
 
     def result(self, number: int) -> ClientUpdate:
         """Return the result of dispatch ``number``; wait for it if necessary."""
-        ...
 
     def cancel(self, number: int) -> None:
         """Discard a job whose result is no longer needed."""
-        ...
 
     def close(self) -> None: ...
 

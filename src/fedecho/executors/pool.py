@@ -33,14 +33,14 @@ class _Worker:
     ready: bool = False
     orders: dict[int, tuple[Job, Segment]] = field(default_factory=dict)
     segments: set[int] = field(default_factory=set)
-    """Numbers of the segments this worker has already receive_segment."""
+    """Numbers of the segments this worker already has."""
 
     @property
     def load(self) -> int:
         return len(self.orders)
 
     def send(self, order: JobOrder, *segments: Segment) -> None:
-        """Send the order, followed by any segments the worker has not receive_segment yet."""
+        """Send the order, followed by any segments that are new to the worker."""
         self.pipe.send(order)
         for segment in segments:
             if segment.number not in self.segments:
@@ -106,7 +106,7 @@ class PoolExecutor(WorkerPool[_Worker]):
         worker.orders[dispatch.number] = (job, result)
         try:
             worker.send(order, model, result)
-        except OSError:  # the worker died unnoticed and never receive_segment this job
+        except OSError:  # the worker died unnoticed and never received this job
             self._take_back(*worker.orders.pop(dispatch.number), "the worker had died", begun=False)
             self._replace(worker)
 
@@ -135,8 +135,7 @@ class PoolExecutor(WorkerPool[_Worker]):
                 self._replace(worker)
                 continue
             if isinstance(answer, Ready):
-                worker.ready = True
-                self._begun()
+                worker.ready, self._false_starts = True, 0
                 continue
             if answer.number == NOT_STARTED:
                 raise WorkerError.from_worker("a worker could not start", answer.error if isinstance(answer, Failed) else "")

@@ -85,7 +85,8 @@ def _join(address: str) -> None:
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except ConnectionError as error:
-        raise ValueError(f"no Ray cluster at --address {address}: {START} ({_first_line(error)})") from None
+        reason = str(error).strip().partition("\n")[0]
+        raise ValueError(f"no Ray cluster at --address {address}: {START} ({reason})") from None
     except RuntimeError as error:
         if "ersion mismatch" not in str(error):
             raise
@@ -93,10 +94,6 @@ def _join(address: str) -> None:
         raise ValueError(
             f"the Ray cluster at {address} runs another version; install the same version on both sides: {reason}"
         ) from None
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
 
 
 @contextmanager

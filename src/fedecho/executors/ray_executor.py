@@ -64,8 +64,7 @@ class RayExecutor(WorkerPool[_Worker]):
         self._models: dict[int, ObjectRef[Arrays]] = {}
         self._waited_s = 0.0
         self.num_stored = 0
-        on_gpu = cluster.resource == "GPU"
-        self._overlapping = on_gpu
+        self._overlapping = on_gpu = cluster.resource == "GPU"
         resources = {"num_cpus": 0, "num_gpus": 1} if on_gpu else {"num_cpus": 1}
         self._actor_class = ray.remote(Actor).options(**resources)
         try:
@@ -161,8 +160,7 @@ class RayExecutor(WorkerPool[_Worker]):
         different = [f"{name} {theirs[name]} instead of {ours[name]}" for name in ours if theirs[name] != ours[name]]
         if different:
             raise WorkerError(f"the Ray node {info.host} has {', '.join(different)}: install the same software on every node")
-        worker.starting, worker.info = None, info
-        self._begun()
+        worker.starting, worker.info, self._false_starts = None, info, 0
 
     def _update(self, job: Job, result: JobResult) -> ClientUpdate:
         delta, buffers, correction = result.arrays

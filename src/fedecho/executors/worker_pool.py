@@ -38,7 +38,6 @@ class Worker(Protocol):
     @property
     def load(self) -> int:
         """Number of orders the worker holds."""
-        ...
 
 
 W = TypeVar("W", bound=Worker)
@@ -61,6 +60,7 @@ class WorkerPool(ABC, Generic[W]):
         self._cancelled: set[int] = set()
         self._losses: Counter[int] = Counter()
         self._false_starts = 0
+        """Consecutive workers lost during start-up."""
         self._workers: list[W] = []
         self.num_trained = 0
 
@@ -140,10 +140,6 @@ class WorkerPool(ABC, Generic[W]):
             self._cancelled.discard(number)
         else:
             self._results[number] = result
-
-    def _begun(self) -> None:
-        """Reset the count of failed starts: a worker has started."""
-        self._false_starts = 0
 
     def _false_start(self, reason: str) -> None:
         """Count a worker lost during start-up; abort when that keeps happening."""

@@ -83,13 +83,7 @@ def forecast(
         return fruitless > stall_limit(num_clients)
 
     executor = SerialExecutor(lambda job: ClientUpdate(job.dispatch.client, job.dispatch.model.version, nothing, nothing, 1, 1))
-    drive(
-        server,
-        make_transport(executor),
-        num_versions=num_versions,
-        dispatch_after_step=dispatch_after_step,
-        watch=note,
-    )
+    drive(server, make_transport(executor), num_versions=num_versions, dispatch_after_step=dispatch_after_step, watch=note)
     return Forecast(answered, server.versions.peak_alive)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from io import TextIOWrapper
 from math import isfinite
 from pathlib import Path
-from typing import Annotated, Literal, Protocol, overload
+from typing import Annotated, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ UNKNOWN = 255
 """Code of a client whose class has not been drawn yet."""
 
 
-class Classes(Sequence[str]):
+class Classes:
     """The class name of each client. With ``draw``, a client's class is drawn when it is first looked up."""
 
     def __init__(self, names: tuple[str, ...], codes: bytearray, draw: Callable[[int], int] | None = None) -> None:
@@ -32,18 +32,7 @@ class Classes(Sequence[str]):
     def drawn(cls, names: tuple[str, ...], num_clients: int, draw: Callable[[int], int]) -> "Classes":
         return cls(names, bytearray([UNKNOWN]) * num_clients, draw)
 
-    def __len__(self) -> int:
-        return len(self._codes)
-
-    @overload
-    def __getitem__(self, client: int) -> str: ...
-
-    @overload
-    def __getitem__(self, client: slice) -> list[str]: ...
-
-    def __getitem__(self, client: int | slice) -> str | list[str]:
-        if isinstance(client, slice):
-            return [self[each] for each in range(len(self))[client]]
+    def __getitem__(self, client: int) -> str:
         code = self._codes[client]
         if code == UNKNOWN and self._draw is not None:
             code = self._codes[client] = self._draw(client)
@@ -138,7 +127,7 @@ class ClassRuntimes:
     """Runtimes from U(low, high) of the client's class, in units of 10 s."""
 
     profile: dict[str, tuple[float, float]]
-    classes: Sequence[str]
+    classes: Sequence[str] | Classes
     seed: int
 
     def class_of(self, client: int) -> str:

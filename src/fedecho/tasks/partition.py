@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol, overload, runtime_checkable
+from typing import Annotated, Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,10 +23,9 @@ class Parts(Protocol):
 
     def size(self, client: int) -> int:
         """Return the number of rows of a client in constant time."""
-        ...
 
 
-class StoredParts(Sequence[Indices]):
+class StoredParts:
     """The rows of all clients, concatenated; client i's are ``rows[starts[i]:starts[i + 1]]``."""
 
     def __init__(self, rows: Indices, starts: Indices) -> None:
@@ -42,15 +41,7 @@ class StoredParts(Sequence[Indices]):
     def __len__(self) -> int:
         return len(self._starts) - 1
 
-    @overload
-    def __getitem__(self, client: int, /) -> Indices: ...
-
-    @overload
-    def __getitem__(self, client: slice, /) -> list[Indices]: ...
-
-    def __getitem__(self, client: int | slice, /) -> Indices | list[Indices]:
-        if isinstance(client, slice):
-            return [self[each] for each in range(len(self))[client]]
+    def __getitem__(self, client: int, /) -> Indices:
         index = range(len(self))[client]
         return self._rows[self._starts[index] : self._starts[index + 1]]
 
@@ -96,9 +87,8 @@ Rows = Annotated[int, at_least(1)]
 
 
 class Partitioner(Protocol):
-    def split(self, labels: NDArray[Any], num_clients: int, seed: int) -> Sequence[Indices] | DrawnParts:
+    def split(self, labels: NDArray[Any], num_clients: int, seed: int) -> Sequence[Indices] | Parts:
         """Return the rows of each client. No client is empty; except for ``DrawnPartitioner``, every row is in exactly one part."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,8 +193,8 @@ class HeldClassesPartitioner:
         rest = shards.split(np.asarray(labels)[others], num_clients - self.num_holders, seed)
         client_of = np.empty(len(labels), np.int64)
         client_of[held] = np.arange(len(held)) % self.num_holders
-        for client, rows in enumerate(rest):
-            client_of[others[rows]] = self.num_holders + client
+        for client in range(len(rest)):
+            client_of[others[rest[client]]] = self.num_holders + client
         return StoredParts.of(client_of, num_clients)
 
     def _held(self, rows: Indices) -> Indices:

@@ -15,11 +15,6 @@ from fedecho.tasks.text.pretrained import library
 ALL_LINEAR = "all-linear"
 
 
-def check_lora(rank: int | None, alpha: float | None, targets: str) -> None:
-    if rank is None and (alpha is not None or targets != ALL_LINEAR):
-        raise ValueError("task.lora_alpha and task.lora_targets need task.lora_rank: set it too, or omit them")
-
-
 def with_lora(model: nn.Module, rank: int, alpha: float, targets: str) -> nn.Module:
     """Add low-rank adapters and train only them. ``targets`` is all-linear or comma-separated layer names."""
     peft = library("peft")

@@ -16,7 +16,7 @@ from fedecho.core.task import report_progress
 from fedecho.tasks.classification import seeded
 from fedecho.tasks.data_files import MATH_FILES
 from fedecho.tasks.partition import DirichletPartitioner, Partitioner, Parts, as_parts
-from fedecho.tasks.text.adapters import ALL_LINEAR, check_lora, lean, merged, with_lora
+from fedecho.tasks.text.adapters import ALL_LINEAR, lean, merged, with_lora
 from fedecho.tasks.text.batches import RoundUp, SpanBatch, Spans, own_text_only
 from fedecho.tasks.text.chat import PROMPT, Chat
 from fedecho.tasks.text.gsm8k import final_number, greedy_answers, questions_to_grade, standard_error
@@ -65,7 +65,8 @@ class MathInstructTask(TextTask):
 
     def __post_init__(self) -> None:
         check_ranges(self, "task.")
-        check_lora(self.lora_rank, self.lora_alpha, self.lora_targets)
+        if self.lora_rank is None and (self.lora_alpha is not None or self.lora_targets != ALL_LINEAR):
+            raise ValueError("task.lora_alpha and task.lora_targets need task.lora_rank: set it too, or omit them")
         if "{question}" not in self.prompt:
             raise ValueError(f"task.prompt must contain {{question}}, got {self.prompt!r}")
 

@@ -1,6 +1,6 @@
 """Paraphrase detection (GLUE's MRPC) or your own sentence pairs, on any pretrained text classifier."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -78,7 +78,11 @@ class MrpcTask(TextTask):
 
     def evaluate(self, module: nn.Module) -> Mapping[str, float]:
         with torch.no_grad():
-            logits = torch.cat([self._forward(module, inputs) for inputs, _ in self._dev_batches()])
+            pieces = []
+            for number, (inputs, _) in enumerate(self._dev):
+                report_progress(number, len(self._dev))
+                pieces.append(self._forward(module, inputs))
+        logits = torch.cat(pieces)
         labels = torch.cat([labels for _, labels in self._dev])
         guesses = logits.argmax(dim=-1)
         return {
@@ -113,11 +117,6 @@ class MrpcTask(TextTask):
         notes = {"model": self.model, "train": self.train, "judged on": self.dev}
         notes["stand_in"] = "; ".join(text for text in stand_ins if text)
         return {key: text for key, text in notes.items() if text}
-
-    def _dev_batches(self) -> Iterator[tuple[Inputs, Tensor]]:
-        for number, batch in enumerate(self._dev):
-            report_progress(number, len(self._dev))
-            yield batch
 
     def _forward(self, module: nn.Module, inputs: Inputs) -> Tensor:
         with self._computing():

@@ -113,16 +113,13 @@ def load_tokenizer(folder: Path, pad_token: str | None = None) -> Any:
     """Load the tokenizer; raise if it cannot pad."""
     with quiet(), _loading(folder, "its tokenizer"):
         tokenizer = library("transformers").AutoTokenizer.from_pretrained(folder, **OFFLINE)
-    if set(tokenizer.get_vocab()) <= set(
-        tokenizer.all_special_tokens
-    ):  # without tokenizer files, transformers makes an empty one
+    # Without tokenizer files, transformers makes an empty one.
+    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
         raise ValueError(
             f"{folder} contains no tokenizer: add the model's own tokenizer files (tokenizer.json, vocab.txt or similar)"
         )
     if pad_token is not None:
-        if (
-            pad_token not in tokenizer.get_vocab()
-        ):  # the unknown token may serve for padding: GPT-2 has one token for everything
+        if pad_token not in tokenizer.get_vocab():  # it may be the unknown token: GPT-2 has one token for everything
             raise ValueError(f"task.pad_token {pad_token!r} is not in the vocabulary of {folder}")
         tokenizer.pad_token = pad_token
     if tokenizer.pad_token_id is None:

@@ -88,11 +88,12 @@ class DigitsTask:
         return cross_entropy(module(images), labels)
 
     def logits(self, module: nn.Module, rows: Tensor) -> Tensor:
-        logits: Tensor = module(self._unlabeled[rows])
+        logits: Tensor = module(self._split[1].images[rows])
         return logits
 
     def evaluate(self, module: nn.Module) -> Mapping[str, float]:
-        return top1(module, self._test.images, self._test.labels)
+        _, _, test = self._split
+        return top1(module, test.images, test.labels)
 
     @cached_property
     def _split(self) -> tuple[Digits, Digits, Digits]:
@@ -100,20 +101,9 @@ class DigitsTask:
         train, test = read_digits()
         order = torch.from_numpy(numpy_rng(self.seed or 0, "unlabeled").permutation(len(train.labels)))
         unlabeled, labelled = order[: self.num_unlabeled], order[self.num_unlabeled :]
-        return (
-            Digits(train.images[labelled], train.labels[labelled]),
-            Digits(train.images[unlabeled], train.labels[unlabeled]),
-            test,
-        )
+        held, kept = (Digits(train.images[rows], train.labels[rows]) for rows in (unlabeled, labelled))
+        return kept, held, test
 
     @cached_property
     def _parts(self) -> Parts:
         return as_parts(self.partition.split(self._split[0].labels.numpy(), self.num_clients, self.seed or 0))
-
-    @property
-    def _unlabeled(self) -> Tensor:
-        return self._split[1].images
-
-    @property
-    def _test(self) -> Digits:
-        return self._split[2]

@@ -1,15 +1,14 @@
-"""Square colour images as bytes, and a reader of STL-10 (Coates, Ng and Lee, 2011) in its official binary format."""
+"""Square colour images as bytes, and the unlabeled images of STL-10 (Coates, Ng and Lee, 2011) in its official format."""
 
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Literal, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedecho.storage.user_files import MIB, check_file, read_bytes
+from fedecho.storage.user_files import check_file
 from fedecho.tasks.data_files import MissingDataError, remedy
 
 Pixels = NDArray[np.uint8]
@@ -73,17 +72,15 @@ def cropped_and_resized(pixels: Pixels, rows: Rows, size: int) -> Pixels:
     return output
 
 
-Split = Literal["train", "test", "unlabeled"]
 SIDE = 96
 IMAGE_BYTES = 3 * SIDE * SIDE
-NUM_CLASSES = 10
 
 
-def map_stl10(folder: Path, split: Split) -> Pixels:
-    """Memory-map all images of a split as [n, 96, 96, 3]; only the images that are used are read."""
-    if split not in get_args(Split):
-        raise ValueError(f"the split of stl10 must be one of {', '.join(get_args(Split))}, got {split!r}")
-    path = _present(folder / f"{split}_X.bin")
+def map_stl10(folder: Path) -> Pixels:
+    """Memory-map STL-10's unlabeled images as [n, 96, 96, 3]; only the images that are used are read."""
+    path = folder / "unlabeled_X.bin"
+    if not path.is_file():
+        raise MissingDataError(f"{path} is missing: remove the incomplete folder, then {remedy('stl10')}")
     size = path.stat().st_size
     if not size or size % IMAGE_BYTES:
         raise ValueError(f"{path}: must contain images of {IMAGE_BYTES} bytes each, got {size} bytes; the file is truncated")
@@ -93,28 +90,3 @@ def map_stl10(folder: Path, split: Split) -> Pixels:
         raise ValueError(f"cannot read {path}: {error.strerror or error}") from None
     # Each plane is stored column by column.
     return content.reshape(-1, 3, SIDE, SIDE).transpose(0, 3, 2, 1)
-
-
-def read_stl10(folder: Path, split: Split, rows: Rows | None = None, size: int = 32) -> Images:
-    """Read the images of a split, or only ``rows``, resized. Labels start at 0; the unlabeled split has none."""
-    pixels = map_stl10(folder, split)
-    labels = None if split == "unlabeled" else _labels(folder / f"{split}_y.bin", len(pixels))
-    rows = np.arange(len(pixels)) if rows is None else rows
-    chosen = labels if labels is None else labels[rows]
-    return Images(cropped_and_resized(pixels, rows, size), chosen, f"{folder.name}, {split} images")
-
-
-def _labels(path: Path, num_images: int) -> Labels:
-    labels = np.frombuffer(read_bytes(_present(path), MIB), np.uint8).astype(np.int64)
-    if len(labels) != num_images:
-        raise ValueError(f"{path}: must contain the labels of {num_images} images, got {len(labels)}")
-    wrong = np.flatnonzero((labels < 1) | (labels > NUM_CLASSES))
-    if len(wrong):
-        raise ValueError(f"{path}, image {wrong[0]}: its label must be 1 to {NUM_CLASSES}, got {labels[wrong[0]]}")
-    return labels - 1
-
-
-def _present(path: Path) -> Path:
-    if not path.is_file():
-        raise MissingDataError(f"{path} is missing: remove the incomplete folder, then {remedy('stl10')}")
-    return path

@@ -98,7 +98,7 @@ def _named(source: str, folder: Path) -> ImagePool:
 
 def _official(source: str, folder: Path) -> ImagePool:
     if source == "stl10":
-        return _pool_of(map_stl10(folder, "unlabeled"), f"{folder.name}, unlabeled images")
+        return _pool_of(map_stl10(folder), f"{folder.name}, unlabeled images")
     train, _ = (read_cifar10 if source == "cifar10" else read_cifar100)(folder)
     return _pool_of(train.pixels, train.provenance)
 
