@@ -62,7 +62,7 @@ def pool(others: set[BaseProcess]) -> Iterator[PoolExecutor]:
     one.submit(job(999, 0), 0.0)
     assert shared_memory() > memory
     one.close()
-    assert shared_memory() == memory
+    assert not shared_memory() - memory
     assert children() == others
 
 
@@ -233,4 +233,4 @@ def test_two_workers_of_which_one_is_killed_match_serial_bit_for_bit() -> None:
     assert server.num_dispatched == reference.num_dispatched > len(wanted)
     assert pool.num_trained == len(wanted) == 2 * NUM_VERSIONS
     assert in_use > memory
-    assert shared_memory() == memory
+    assert not shared_memory() - memory

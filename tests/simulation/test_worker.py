@@ -141,7 +141,7 @@ def test_a_segment_is_shared_through_a_pipe_has_no_name_and_is_gone_with_its_las
     assert len(shared_memory() - before) == 1
     assert other[2] == -1.0
     del other
-    assert shared_memory() == before
+    assert not shared_memory() - before
 
 
 def test_a_closed_segment_leaves_no_open_file() -> None:
@@ -154,7 +154,7 @@ def test_a_closed_segment_leaves_no_open_file() -> None:
     theirs.close()
     segment.close()
     del other
-    assert len(list(Path("/proc/self/fd").iterdir())) == files
+    assert len(list(Path("/proc/self/fd").iterdir())) <= files  # others may be closed meanwhile
 
 
 def test_a_pipe_that_closes_before_the_segment_came_is_its_end() -> None:
@@ -196,4 +196,4 @@ def test_segments_are_lent_again_and_all_removed_at_the_end() -> None:
     assert len(shared_memory() - before) == 2
     segments.give_back(second)
     segments.close()
-    assert shared_memory() == before
+    assert not shared_memory() - before

@@ -86,6 +86,7 @@ def test_tracking_changes_no_bit() -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
+    import torch.utils.tensorboard  # noqa: F401 (takes seconds, and a tracker waits a while only)
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     with tracked(["tensorboard"], tmp_path, {"local": {"epochs": 2}}, print) as tracker:
