@@ -64,8 +64,11 @@ def lines(seed: int = 0, *, old: bool = False, algorithm: str = "fedecho", lift:
 
 
 def write(folder: Path, told: list[dict[str, Any]], *, finished: bool = False) -> Path:
+    """The record is replaced at once: a server that watches the folder never reads half of it."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "run.jsonl").write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in told))
+    part = folder / "run.jsonl.part"
+    part.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in told))
+    part.replace(folder / "run.jsonl")
     if finished:
         summary = SUMMARY | {"algorithm": told[0]["config"]["algorithm"]["name"], "seed": told[0]["seed"]}
         (folder / "summary.json").write_text(json.dumps(summary))

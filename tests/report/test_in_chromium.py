@@ -27,7 +27,7 @@ SIZES = {"desk": {"width": 1280, "height": 900}, "phone": {"width": 390, "height
 def browser() -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install 'fedecho[dev]')")
     with playwright.sync_playwright() as running:
-        opened = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        opened = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=180_000)
         yield opened
         opened.close()
 
@@ -51,7 +51,7 @@ def written(runs: Path) -> Path:
     return target
 
 
-def until(tab: Any, truth: str, seconds: float = 10) -> None:
+def until(tab: Any, truth: str, seconds: float = 60) -> None:
     """Asked again and again from here: the page's own policy allows no script that is made of text."""
     deadline = time.monotonic() + seconds
     while not tab.evaluate(truth):
@@ -61,6 +61,7 @@ def until(tab: Any, truth: str, seconds: float = 10) -> None:
 
 def opened(browser: Any, address: str, size: str, scheme: str) -> tuple[Any, list[str]]:
     context = browser.new_context(viewport=SIZES[size], color_scheme=scheme, offline=address.startswith("file:"))
+    context.set_default_timeout(120_000)
     tab, faults = context.new_page(), []
     tab.on("console", lambda message: faults.append(message.text) if message.type in ("error", "warning") else None)
     tab.on("pageerror", lambda error: faults.append(str(error)))
@@ -130,7 +131,7 @@ def test_the_mouse_the_legend_and_the_switch_are_answered(browser: Any, written:
     plot.scroll_into_view_if_needed()
     box = plot.locator(".nsewdrag").bounding_box()
     tab.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    plot.locator(".hoverlayer .legend, .hoverlayer .hovertext").first.wait_for(timeout=5000)
+    plot.locator(".hoverlayer .legend, .hoverlayer .hovertext").first.wait_for()
     shown = "document.getElementById('accuracy-over-versions')._fullData.filter(t => t.visible === true).length"
     before = tab.evaluate(shown)
     plot.locator(".legendtoggle").first.click()
@@ -167,8 +168,8 @@ def test_a_live_page_refreshes_by_itself(browser: Any, tmp_path: Path) -> None:
         points = "document.getElementById('accuracy-over-versions').data[0].x.length"
         before = tab.evaluate(points)
         write(folder, lines(), finished=True)
-        until(tab, f"{READY} && {points} > {before}", 30)
-        tab.get_by_text("finished", exact=True).first.wait_for(timeout=10_000)
+        until(tab, f"{READY} && {points} > {before}")
+        tab.get_by_text("finished", exact=True).first.wait_for()
         assert not faults
         tab.context.close()
     finally:
