@@ -16,7 +16,7 @@ from fedecho.tasks.vision import fetch as fetching
 from fedecho.tasks.vision.cifar_files import read_cifar10
 from fedecho.tasks.vision.fetch import SOURCES, FetchError, RetryPolicy, fetch
 
-FAST = RetryPolicy(attempts=3, pause_s=0.001, timeout_s=5)
+FAST = RetryPolicy(attempts=3, pause_s=0.001, timeout_s=60)
 ARCHIVE, FOLDER = "cifar-10-python.tar.gz", "cifar-10-batches-py"
 PART = f"{ARCHIVE}.part"
 
