@@ -181,7 +181,7 @@ from fedecho import load, simulate
 from fedecho.cli.program import app
 from typer.testing import CliRunner
 simulate(load("digits", versions=1, settings=["task.width=1", "local.num_local_steps=1"]))
-for command in ("run", "compare", "resume", "table", "cost", "schedule", "report", "watch", "export", "serve", "submit"):
+for command in ("run", "compare", "resume", "table", "cost", "schedule", "report", "inspect", "watch", "export", "serve", "submit"):
     result = CliRunner().invoke(app, [command, "--help"])
     assert result.exit_code == 0, (command, result.output, result.exception)
 """

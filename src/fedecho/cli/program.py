@@ -53,6 +53,7 @@ PANELS: dict[str, dict[str, Entry]] = {
             "reports:report",
             "Build one HTML page from any number of runs: curves, clients, staleness, teachers, classes, costs.",
         ),
+        "inspect": Entry("inspection:inspect", "Show whether a run's unlabeled data is good enough, beside other candidates."),
         "watch": Entry("reports:watch", "Serve a live report while runs are in progress; stop with Ctrl-C."),
     },
     "Deploy": {
