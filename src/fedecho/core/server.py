@@ -190,7 +190,7 @@ class Server(Generic[S]):
         except Exception as error:  # an update is untrusted, so any error while checking it is a reason to reject it
             rejection, norms = Rejection(UNREADABLE, f"update cannot be checked: {type(error).__name__}"), UNMEASURED
         if rejection is not None:
-            return self._reject(update.client, job, staleness, rejection)
+            return self._reject(update.client, job, staleness, rejection, Status.REJECTED)
         self.norm_monitor.accepted(update.client, norms)
         if self.demands.synchronous:
             self.reported.append(update.client)
@@ -218,9 +218,7 @@ class Server(Generic[S]):
         self.norm_monitor.observe(update.client, norms)
         return self.admission.check(update, norms, usual, self.variances, self.demands.control_variates), norms
 
-    def _reject(
-        self, client: int, job: OpenJob, staleness: int, rejection: Rejection, status: Status = Status.REJECTED
-    ) -> Receipt:
+    def _reject(self, client: int, job: OpenJob, staleness: int, rejection: Rejection, status: Status) -> Receipt:
         text = rejection.text
         if self.norm_monitor.rejected(client, self.model.version):
             until = self.norm_monitor.set_aside[client]
@@ -239,10 +237,10 @@ class Server(Generic[S]):
         if job is None:
             return Receipt(Status.IGNORED, client, message.reason)
         staleness = self.model.version - self._close(client, job).version
-        if isinstance(message, Refused):
-            return self._reject(client, job, staleness, Rejection(message.code, message.reason))
-        if message.code == CLIENT_FAILED:  # a strike: otherwise a client that fails at once would be given every free slot
-            return self._reject(client, job, staleness, Rejection(message.code, message.reason), Status.LOST)
+        if isinstance(message, Refused) or message.code == CLIENT_FAILED:
+            # A failure is a strike too: otherwise a client that fails at once would be given every free slot.
+            status = Status.REJECTED if isinstance(message, Refused) else Status.LOST
+            return self._reject(client, job, staleness, Rejection(message.code, message.reason), status)
         self.idle.add(client)
         return Receipt(Status.LOST, client, message.reason, message.code, job.number, job.base_version, staleness)
 

@@ -84,13 +84,11 @@ class RunLog:
 
     def stopped(self) -> None:
         """Log that the run ends early. The exception gives the reason."""
-        counts = _counts(self._server.counts, self._server.reasons)
-        self._say(f"stopped at version {self._server.model.version} of {self._journal.identity.num_versions}: {counts}")
+        self._say(f"stopped at version {self._server.model.version} of {self._journal.identity.num_versions}: {self._counts}")
 
     def end(self, summary: Summary) -> None:
         """Log the results."""
-        counts = _counts({name: getattr(summary, name) for name in ("accepted", "rejected", "lost")}, summary.reasons)
-        self._say(f"finished: {summary.num_versions} versions in {clock(summary.real_s).strip()}, {counts}")
+        self._say(f"finished: {summary.num_versions} versions in {clock(summary.real_s).strip()}, {self._counts}")
         scores = [f"{name} {value:.4g}" for name, value in summary.scores.items() if isinstance(value, int | float)]
         if not isnan(summary.last10_accuracy):
             scores.append(f"mean accuracy of the last ten evaluations {100 * summary.last10_accuracy:.2f} %")
@@ -98,11 +96,12 @@ class RunLog:
         if self._journal.folder is not None:
             self._say(f"model saved to {self._journal.folder / MODEL}")
 
-
-def _counts(counts: Mapping[str, int], reasons: Mapping[str, int]) -> str:
-    text = f"{counts['accepted']} updates accepted, {counts['rejected']} rejected, {counts['lost']} lost"
-    by_code = ", ".join(f"{code} {number}" for code, number in Counter(reasons).most_common())
-    return f"{text} ({by_code})" if by_code else text
+    @property
+    def _counts(self) -> str:
+        counts = self._server.counts
+        text = f"{counts['accepted']} updates accepted, {counts['rejected']} rejected, {counts['lost']} lost"
+        by_code = ", ".join(f"{code} {number}" for code, number in self._server.reasons.most_common())
+        return f"{text} ({by_code})" if by_code else text
 
 
 ARRIVAL_FIELDS = ("event", "time", "client", "status", "dispatch", "base", "staleness", "class", "norm")

@@ -30,7 +30,7 @@ def check_same(folder: Path, experiment: Experiment) -> None:
     header = read_header(folder)
     ours, theirs = config_of(experiment), header["config"]
     if ours is None or theirs is None:
-        ours = {name: getattr(experiment, name) for name in ("name", "seed", "num_versions")}
+        ours = {"name": experiment.name, "seed": experiment.seed, "num_versions": experiment.num_versions}
         theirs = {name: value for name, value in header.items() if name in ours}
         parts, recorded = header.get("parts"), header.get("attributes")
         if parts is not None:
