@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from math import isnan
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -149,22 +149,22 @@ LONG_S = 1.0
 """The progress of evaluations is shown after this many seconds."""
 
 
+@dataclass
 class RunState:
     """The state of a run that is shown to people. It is small, because it is sent through a pipe in a comparison."""
 
-    def __init__(self, num_versions: int, version: int = 0) -> None:
-        self.num_versions = num_versions
-        self.version = version
-        self.time = 0.0
-        self.accuracy: float | None = None
-        self.best: float | None = None
-        self.staleness_sum = 0
-        self.accepted = 0
-        self.rejected = 0
-        self.lost = 0
-        self.by_class: dict[str, int] = {}
-        self.evaluated = ""
-        """The progress of the current evaluation."""
+    num_versions: int
+    version: int = 0
+    time: float = 0.0
+    accuracy: float | None = None
+    best: float | None = None
+    staleness_sum: int = 0
+    accepted: int = 0
+    rejected: int = 0
+    lost: int = 0
+    by_class: Counter[str] = field(default_factory=Counter)
+    evaluated: str = ""
+    """The progress of the current evaluation."""
 
     def see(self, moment: Moment, scores: dict[str, float] | None, runtime_class: str = "") -> None:
         self.time, self.evaluated = moment.time, ""
@@ -190,7 +190,7 @@ class RunState:
             self.accepted += 1
             self.staleness_sum += staleness
             if runtime_class:
-                self.by_class[runtime_class] = self.by_class.get(runtime_class, 0) + 1
+                self.by_class[runtime_class] += 1
         self.rejected += status == "rejected"
         self.lost += status == "lost"
 
@@ -271,9 +271,9 @@ class ProgressWatch:
 
     def _recall(self, moment: Moment | None = None) -> Sequence[str]:
         """Return the clients' runtime classes. The first call also counts the past, except the line of ``moment``."""
-        if self._classes is None and not (self._folder / RECORD).exists():  # an untrained model is evaluated without a run
-            return ()
         if self._classes is None:
+            if not (self._folder / RECORD).exists():  # an untrained model is evaluated without a run
+                return ()
             self._classes = (read_header(self._folder).get("clients") or {}).get("classes", ())
             for line in read_record(self._folder):
                 if moment is None or not _is_of(line, moment):
