@@ -11,7 +11,7 @@ import typer
 
 from fedecho.cli import console
 from fedecho.cli.complete import complete_algorithms
-from fedecho.cli.console import err, one_line_errors, out, print_json, print_line, say
+from fedecho.cli.console import DEFAULT, err, one_line_errors, out, print_json, print_line, say
 from fedecho.report.terminal import LiveProgress, comparison
 from fedecho.runs.record import RECORD
 from fedecho.runs.suggestions import ConfigError
@@ -19,8 +19,6 @@ from fedecho.tracking import check_sinks
 
 if TYPE_CHECKING:
     from fedecho.runs.compare import ComparisonResult
-
-DEFAULT = Path("runs")
 
 
 def compare(
@@ -79,18 +77,15 @@ def compare(
             PlannedRun(f"{name} seed {seed}", experiment, target / f"{name}-seed{seed}", tuple(track or ()), execution)
             for (name, seed), experiment in experiments.items()
         ]
-        _check(target)
+        console.check_writable(target)
+        if (target / RECORD).exists():
+            raise ConfigError(f"{target} holds a single run, but a comparison needs a folder of runs: choose another --out")
         for line in () if quiet else method_specific_settings(settings_by_method, given):
             say(line)
         with LiveProgress(err, silent=quiet or as_json) as progress:
-            compared = run_all(plan, jobs=_jobs(jobs, executor), see=progress.update, say=say)
+            at_once = jobs or (os.cpu_count() if executor == "serial" else 1) or 1  # others use the whole machine for one run
+            compared = run_all(plan, jobs=at_once, see=progress.update, say=say)
         _show(compared, target, f"{Path(source).stem}: {len(plan)} runs", quiet=quiet, as_json=as_json)
-
-
-def _check(target: Path) -> None:
-    console.check_writable(target)
-    if (target / RECORD).exists():
-        raise ConfigError(f"{target} holds a single run, but a comparison needs a folder of runs: choose another --out")
 
 
 def _show(compared: "ComparisonResult", target: Path, title: str, *, quiet: bool, as_json: bool) -> None:
@@ -107,9 +102,3 @@ def _show(compared: "ComparisonResult", target: Path, title: str, *, quiet: bool
     diverged = Counter(label.partition(" seed ")[0] for label in compared.diverged)
     out.print(comparison(compared.summaries, title, diverged))
     print_line(f"the runs are in {target}; for a page of results: fedecho report {target}")
-
-
-def _jobs(jobs: int | None, executor: str) -> int:
-    if jobs is None:  # the other executors use the whole machine for one run
-        return os.cpu_count() or 1 if executor == "serial" else 1
-    return jobs

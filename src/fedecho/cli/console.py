@@ -29,6 +29,8 @@ from fedecho.storage.files import DiskFullError
 from fedecho.tasks.data_files import VARIABLE, MissingDataError, expand_home
 from fedecho.tracking import SINKS
 
+DEFAULT = Path("runs")
+"""The parent folder of runs without ``--out``."""
 out = Console()
 err = Console(stderr=True)
 

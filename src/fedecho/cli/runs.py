@@ -10,7 +10,7 @@ import typer
 
 from fedecho.cli import console
 from fedecho.cli.catalog import ALGORITHMS, CHECKPOINT_S, PROFILES, RECIPES, TASKS
-from fedecho.cli.console import err, one_line_errors, out, print_json, print_line, say
+from fedecho.cli.console import DEFAULT, err, one_line_errors, out, print_json, print_line, say
 from fedecho.core.ranges import SEEDS
 from fedecho.report.terminal import LiveProgress
 from fedecho.runs.record import read_header
@@ -19,9 +19,6 @@ from fedecho.tracking import check_sinks, tracked
 
 if TYPE_CHECKING:
     from fedecho.runs.experiment import Experiment
-
-DEFAULT = Path("runs")
-"""The parent folder of runs without ``--out``."""
 
 
 def list_all(as_json: console.AsJson = False) -> None:

@@ -4,6 +4,7 @@ import csv
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from io import TextIOWrapper
 from math import isfinite
 from pathlib import Path
@@ -115,11 +116,8 @@ class Runtimes:
     def _by_dirichlet(self, num_clients: int, seed: int) -> Classes:
         """Draw lazily, on first lookup: a Dirichlet draw takes twenty times as long as ``uniform``."""
         shape = np.array([3.0, 2.0, 1.0]) * self.spread
-
-        def draw(client: int) -> int:
-            return int(numpy_rng(seed, "runtime class", client).dirichlet(shape).argmax())
-
-        return Classes.drawn(NAMES, num_clients, draw)
+        rng = partial(numpy_rng, seed, "runtime class")
+        return Classes.drawn(NAMES, num_clients, lambda client: int(rng(client).dirichlet(shape).argmax()))
 
 
 @dataclass(frozen=True)

@@ -243,8 +243,7 @@ class MathInstructTask(TextTask):
         """
         chat, max_tokens = self._chat, self._max_tokens
         pieces = [chat.question_and_answer(text.question, text.answer) for text in texts]
-        questions = chat.tokens([question for question, _ in pieces])
-        answers = chat.tokens([answer for _, answer in pieces])
+        questions, answers = (chat.tokens([piece[index] for piece in pieces]) for index in (0, 1))
         rows, first, end = [], [], []
         for text, question, answer in zip(texts, questions, answers, strict=True):
             whole = question if part == "query" else question + answer

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
@@ -129,7 +128,7 @@ class CifarTask:
     @cached_property
     def _sets(self) -> tuple[Images, Images]:
         read = read_cifar10 if self.dataset == "cifar10" else read_cifar100
-        return read(find(self.dataset, None if self.data_dir is None else Path(self.data_dir)))
+        return read(find(self.dataset, self.data_dir))
 
     @cached_property
     def _parts(self) -> Parts:
@@ -151,8 +150,7 @@ class CifarTask:
 
     @cached_property
     def _unlabeled_images(self) -> Images:
-        folder = None if self.data_dir is None else Path(self.data_dir)
-        return read_unlabeled(self.unlabeled, folder, self.num_unlabeled, self.seed or 0)
+        return read_unlabeled(self.unlabeled, self.data_dir, self.num_unlabeled, self.seed or 0)
 
     def _normalized(self, pixels: Pixels) -> Tensor:
         """Normalize images that are never augmented, once."""

@@ -51,7 +51,9 @@ def synthesize(
     ``model`` is a folder or, if there is no such folder, a hub name; ``steps`` defaults to the pipeline's own number. After an
     interruption, a call with the same settings resumes from the last finished batch.
     """
-    _check(num=num, size=size, batch_size=batch_size)
+    for name, number in {"num": num, "size": size, "batch_size": batch_size}.items():
+        if number < 1:
+            raise ValueError(f"{name} must be at least 1, got {number}")
     device, diffusers = _device(device), _diffusers()
     folder = _find(model, diffusers)
     pipeline = _load(model, folder, diffusers).to(device)
@@ -72,12 +74,6 @@ def synthesize(
         _join(out, parts, settings)
     _remove(parts)
     return out
-
-
-def _check(**numbers: int) -> None:
-    for name, number in numbers.items():
-        if number < 1:
-            raise ValueError(f"{name} must be at least 1, got {number}")
 
 
 def _diffusers() -> Any:

@@ -63,7 +63,7 @@ class ImagePool:
     read: Callable[[Rows, int], Pixels]
 
 
-def read_unlabeled(source: str, data_dir: Path | None, num: int, seed: int, size: int = 32) -> Images:
+def read_unlabeled(source: str, data_dir: Path | str | None, num: int, seed: int, size: int = 32) -> Images:
     """Draw ``num`` images of ``source`` without replacement; a smaller draw is a prefix of a larger one.
 
     ``source`` is one of ``IMAGE_SETS``, or the path of a folder of images or a ``.npy`` array. If a dataset's official files are
