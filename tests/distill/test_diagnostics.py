@@ -68,14 +68,15 @@ def test_measuring_moves_no_weights_statistics_or_random_numbers() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_a_large_u_is_sampled_the_same_way_each_time() -> None:
-    images = torch.randn(1000, 5, generator=torch.Generator().manual_seed(4))
+@pytest.mark.parametrize(("num", "sampled"), [(100, 64), (1000, 125), (3000, 256)])
+def test_a_large_u_is_sampled_the_same_way_each_time(num: int, sampled: int) -> None:
+    images = torch.randn(num, 5, generator=torch.Generator().manual_seed(4))
     module = network()
-    students = [Student(student_of(module).network, lambda net, rows: net(images[rows]), 1000) for _ in range(2)]
+    students = [Student(student_of(module).network, lambda net, rows: net(images[rows]), num) for _ in range(2)]
     rows = [torch.cat(student.sample) for student in students]
     assert torch.equal(rows[0], rows[1])
-    assert len(rows[0]) == len(set(rows[0].tolist())) == 256
-    teacher = torch.randn(1000, CLASSES, generator=torch.Generator().manual_seed(5))
+    assert len(rows[0]) == len(set(rows[0].tolist())) == sampled
+    teacher = torch.randn(num, CLASSES, generator=torch.Generator().manual_seed(5))
     p, q = (softmax(each[rows[0]].double().numpy()) for each in (teacher, students[0].infer(start())))
     found = float(teacher_kl(students[0], start(), teacher))
     assert found == pytest.approx(float((p * np.log(p / q)).sum(axis=1).mean()), rel=1e-5)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import bank_budget, fuzz, halve, million, packing, soak, text_steps
+from benchmarks import bank_budget, correction_cost, fuzz, halve, million, packing, soak, text_steps
 from safetensors.torch import load_file
 from tiny_text import write_gsm8k, write_world
 
@@ -136,3 +136,11 @@ def test_a_wrong_argument_is_named(
         runpy.run_module(words[0], run_name="__main__")
     assert end.value.code == 2
     assert told in capsys.readouterr().err
+
+
+def test_ratios_of_the_corrections_cost_are_of_an_arrival_and_of_a_version() -> None:
+    costs = correction_cost.Costs(infer=9.0, put=1.0, corrected=2.0, teacher=2.0, distill=18.0, diagnostics=4.0, buffer_size=2)
+    assert costs.of_correction == 1.1
+    assert costs.of_diagnostics == 1.1
+    small = correction_cost.measured(correction_cost.cases()["digits"], 1)
+    assert min(vars(small).values()) > 0

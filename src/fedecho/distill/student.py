@@ -34,8 +34,8 @@ def check_unlabeled(num_unlabeled: int) -> None:
         )
 
 
-SAMPLE, SAMPLE_TEXTS = 256, 4
-"""How many rows of U diagnostics use: of a classifier, and of a language model, whose rows have many positions each."""
+SAMPLE, SAMPLE_TEXTS = (64, 256), 4
+"""How many rows of U diagnostics use: an eighth within these limits, or four texts, each of which has many positions."""
 
 
 def _sampled(num_unlabeled: int, most: int) -> Tensor:
@@ -76,7 +76,8 @@ class Student:
     @cached_property
     def sample(self) -> tuple[Tensor, ...]:
         """The fixed rows of U on which diagnostics compare models, in parts that fit into memory."""
-        return (_sampled(self.num_unlabeled, SAMPLE).to(self.device),)
+        least, most = SAMPLE
+        return (_sampled(self.num_unlabeled, min(most, max(least, self.num_unlabeled // 8))).to(self.device),)
 
     def predict(self, weights: Weights, rows: Tensor) -> Tensor:
         """Return the logits of a model on some rows of U, in eval mode."""
