@@ -1,4 +1,4 @@
-"""Arguments of the benchmarks, checked where they are read: argparse says which one is wrong, and how."""
+"""Argument types of the benchmarks. argparse reports which argument is invalid, and why."""
 
 import math
 from argparse import ArgumentParser, ArgumentTypeError

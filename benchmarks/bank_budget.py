@@ -1,4 +1,4 @@
-"""FedEcho's bank of 100,000 clients within 2 GB: what each way of keeping it takes, and what it does to the teacher.
+"""FedEcho's bank of 100,000 clients within 2 GB: memory and teacher error of each storage option.
 
     python -m benchmarks.bank_budget                     both tables: some ten minutes, and 8 GB of disk in --dir
     python -m benchmarks.bank_budget teacher             only one of: teacher, digits

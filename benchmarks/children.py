@@ -1,4 +1,4 @@
-"""A run of the command line in a forked child that something happens to: at a moment of time, or at one of its system calls."""
+"""Run the command line in a forked child that is interrupted at a given time or system call."""
 
 import itertools
 import os

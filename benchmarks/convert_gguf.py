@@ -1,4 +1,4 @@
-"""A GGUF file as an ordinary model folder (config, tokenizer, safetensors in half precision) that a text task can name.
+"""Convert a GGUF file to a model folder (config, tokenizer, safetensors in half precision) for a text task.
 
     pip install gguf
     python -m benchmarks.convert_gguf FOLDER/model.gguf OUT

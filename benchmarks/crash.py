@@ -1,4 +1,4 @@
-"""Runs that are killed, and runs whose disk is full: all of them end with the model of the one that nothing happened to.
+"""Kill runs and fill their disk: all must end with the same model as an undisturbed run.
 
     python -m benchmarks.crash                       200 runs, each SIGKILLed at one to three random moments and resumed until done
     python -m benchmarks.crash --num 0 --disk-full 50      a disk that is full at a random write, 50 times

@@ -1,4 +1,4 @@
-"""Pages whose numbers come from a file of results: the parts between two marks are made by a command, and a test compares them."""
+"""Fill pages with numbers from a results file. A test compares the marked parts with the results."""
 
 import json
 import platform

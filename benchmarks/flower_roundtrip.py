@@ -1,4 +1,4 @@
-"""The round trip of a ResNet-18 (45 MB each way) through real Flower processes, with the persistent worker and without it.
+"""Round trip of a ResNet-18 (45 MB each way) through real Flower processes, with and without the persistent worker.
 
     python -m benchmarks.flower_roundtrip [REPEATS]
 

@@ -1,4 +1,4 @@
-"""A disk that is full at a random write: really, by a small tmpfs that is filled up, and by the kernel's limit on a file's size.
+"""Fill the disk at a random write, with a small tmpfs or the kernel's file-size limit.
 
 Where this process may mount a tmpfs, every other time is one (ENOSPC); else all are limits on the size of a file (EFBIG).
 """

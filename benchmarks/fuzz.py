@@ -1,4 +1,4 @@
-"""Mutated updates through the border of every algorithm: no crash, no change by what is refused, nothing odd let in.
+"""Feed mutated updates to every algorithm: no crash, rejected updates change nothing, and nothing invalid is accepted.
 
     python -m benchmarks.fuzz --num 100000
     python -m benchmarks.fuzz --num 2000 --seed 7       the small one that the tests run

@@ -1,4 +1,4 @@
-"""Mutated answers through the codec and the border, as a node's bytes would come: no crash, no change by what is refused.
+"""Feed mutated answers to the codec and the admission checks: no crash, and rejected answers change nothing.
 
     python -m benchmarks.fuzz_codec --num 100000
 

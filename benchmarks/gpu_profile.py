@@ -1,4 +1,4 @@
-"""Where a captured SGD step's time goes on a GPU, how many streams pay, and what the server's work takes.
+"""Profile a captured SGD step on a GPU, find the best number of streams, and time the server's work.
 
     python -m benchmarks.gpu_profile [--streams 1 6 8 12] [--seconds 1.5]
 

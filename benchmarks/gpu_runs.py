@@ -1,4 +1,4 @@
-"""Seconds of whole CIFAR-10 runs on a GPU, FedBuff's beside FedEcho's: 500 versions, an evaluation every 5.
+"""Time whole CIFAR-10 runs of FedBuff and FedEcho on a GPU: 500 versions, an evaluation every 5.
 
     python -m benchmarks.gpu_runs [--seed 2] [--versions 500] [--json FILE]
 

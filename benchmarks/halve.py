@@ -1,4 +1,4 @@
-"""A model folder with its weights rounded to half precision (float16), tokenizer and all: half the bytes to carry.
+"""Round a model folder's weights to half precision (float16) to halve its size.
 
     python -m benchmarks.halve FOLDER OUT
 

@@ -1,4 +1,4 @@
-"""What a benchmark of a GPU found, kept with the machine, torch and commit it was found with."""
+"""Store GPU benchmark results with the GPU, torch version and commit they were measured on."""
 
 import json
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""What it costs to write everything down, as a share of the CPU time of one digits run.
+"""Measure the cost of logging as a share of the CPU time of one digits run.
 
     python -m benchmarks.logging_cost
 

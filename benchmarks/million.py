@@ -1,4 +1,4 @@
-"""A million clients: arrivals a second through the real server, transport and clock, what they take, and what N costs.
+"""A million clients: arrivals per second through the real server, transport and clock, memory, and the cost of N.
 
     python -m benchmarks.million                                            all tables, some three minutes
     python -m benchmarks.million rate --num-clients 10000000                one of: rate, clients, model, simulate

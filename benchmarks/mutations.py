@@ -1,4 +1,4 @@
-"""Ways for an update to be wrong, or only odd. Each takes the update, the model it is based on, and a draw."""
+"""Ways for an update to be invalid or unusual. Each takes the update, its base model and a random generator."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace

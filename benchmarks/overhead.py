@@ -1,4 +1,4 @@
-"""What the simulator costs beside a bare training loop that does the same SGD steps and nothing else.
+"""Measure the simulator's overhead against a bare training loop with the same SGD steps.
 
     python -m benchmarks.overhead            all three tables
     python -m benchmarks.overhead serial     only one of: serial, pool, bank

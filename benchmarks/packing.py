@@ -1,4 +1,4 @@
-"""What a batch of a language model on a GPU computes for every token of its texts: each in a row of its own, or several in one.
+"""Compare padding with packing of a language model's batches on a GPU, in computed tokens per token of text.
 
     python -m benchmarks.packing --model FOLDER [--data-dir DIR] [--seed 0]
 

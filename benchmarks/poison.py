@@ -1,4 +1,4 @@
-"""What attackers cost and what the default defence saves: digits, 20 % attackers of each kind, FedBuff and FedEcho.
+"""Cost of attacks and effect of the default defence: digits, 20 % attackers of each kind, FedBuff and FedEcho.
 
     python -m benchmarks.poison [--seeds 0,1,2] [--kinds scaled,sign_flip] [--json FILE]
 

@@ -1,4 +1,4 @@
-"""What privacy costs: accuracy on digits over the noise, with the largest epsilon of any client beside it.
+"""Cost of privacy: accuracy on digits against the noise, with the largest epsilon of any client.
 
     python -m benchmarks.privacy [--noise 0.003,0.01,0.03,0.1,1] [--seeds 0,1] [--json FILE]
 

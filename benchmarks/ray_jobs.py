@@ -1,4 +1,4 @@
-"""What a job costs beyond its training, by executor: the weights to the worker, the update back, and the messages.
+"""Overhead of a job by executor: weights to the worker, the update back, and messages.
 
     python -m benchmarks.ray_jobs              ResNet-18 (11.2 million parameters, 45 MB) with 2 workers
     python -m benchmarks.ray_jobs --width 1    the same with a network of a few kilobytes: the messages alone

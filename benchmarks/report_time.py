@@ -1,4 +1,4 @@
-"""How long `fedecho report` takes, on made-up runs that the real record writer wrote.
+"""Time `fedecho report` on generated runs written by the real record writer.
 
     python -m benchmarks.report_time            500 versions, 50 clients, 5 methods, 3 seeds; then one run of 10,000 clients
     python -m benchmarks.report_time --keep DIR keeps the runs and the pages

@@ -1,4 +1,4 @@
-"""Straight lines through logarithms: the exponent a measurement shows, and how sure it is."""
+"""Log-log slopes with confidence intervals."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""An hour of virtual traffic at the highest rate this machine reaches: nothing leaks, nothing is counted twice or not at all.
+"""An hour of virtual traffic at this machine's highest rate: no leaks, and every update is counted exactly once.
 
     python -m benchmarks.soak --out soak                    an hour of traffic in about three minutes
     python -m benchmarks.soak --real-s 10 --virtual-s 60    a short one

@@ -1,4 +1,4 @@
-"""What the bank of a language model takes, and what top-k leaves out.
+"""Memory of a language model's bank, and the error of top-k.
 
     python -m benchmarks.token_bank                                      # bytes, at the sizes of Qwen2.5-1.5B
     python -m benchmarks.token_bank --model FOLDER --data-dir DIR        # top-k's error on a real model and GSM8K's questions

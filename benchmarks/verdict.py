@@ -1,4 +1,4 @@
-"""Is a figure what it must be? Said in a line beside it."""
+"""Check a figure against its target and print the result beside it."""
 
 
 def verdict(what: str, value: float, bound: float, *, at_least: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""The folders show the architecture; this keeps them honest."""
+"""The import rules between the folders."""
 
 import ast
 import subprocess

@@ -1,4 +1,4 @@
-"""What is installed is what was pinned: both lists name the same versions, and every dependency is on them."""
+"""Both lists of pinned versions agree with each other, with the dependencies and with what is installed."""
 
 import importlib.util
 import re

@@ -1,1 +1,1 @@
-"""The same federated job on other simulators: who is how fast."""
+"""The same federated job on other simulators, timed."""

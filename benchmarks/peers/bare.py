@@ -1,4 +1,4 @@
-"""The floor: a module, torch.optim.SGD and a loop that makes the job's SGD steps and nothing else.
+"""The baseline: a module, torch.optim.SGD and a loop with the job's SGD steps.
 
     python -m benchmarks.peers.bare JOB
 

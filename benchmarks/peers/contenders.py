@@ -1,4 +1,4 @@
-"""Who races, and how one of them is run: in its own environment, in a process of its own."""
+"""The peers, and how each is run: in its own environment and process."""
 
 import os
 import subprocess

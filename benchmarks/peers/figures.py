@@ -1,4 +1,4 @@
-"""What a race's turns come to: medians over turns, each against the bare loop of its own turn, and the fastest turns.
+"""Summarize a race: medians over turns relative to the bare loop of the same turn, and the fastest turns.
 
 On a machine that others share too a whole process may run at three quarters of its speed. Such noise only ever adds time, so the
 fastest turn of each says more of small differences than the median does; both are given.

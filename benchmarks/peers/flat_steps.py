@@ -1,4 +1,4 @@
-"""What our layout of weights brings on a CPU: LeNet-5's SGD steps, plain, with channels-last kernels, and in one flat vector.
+"""Measure the gain of our weight layout on a CPU: LeNet-5's SGD steps plain, channels-last, and in one flat vector.
 
     python -m benchmarks.peers.flat_steps [--updates 60] [--turns 3]
 

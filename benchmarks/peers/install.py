@@ -1,4 +1,4 @@
-"""Each peer from the package index into an environment of its own, beside torch of the same version as ours.
+"""Install each peer into its own environment, with the torch version that we use.
 
     python -m benchmarks.peers.install [appfl flgo flower nvflare pfl] [--into .peers] [--python python3.11]
 

@@ -1,4 +1,4 @@
-"""What everybody trains: one network, the same generated images on the same clients, the same number of SGD steps.
+"""The common job: one network, the same generated images on the same clients, the same number of SGD steps.
 
 Needs torch and numpy alone (and our ResNet, one file of plain torch), so that it imports in every peer's environment.
 """

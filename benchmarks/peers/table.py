@@ -1,4 +1,4 @@
-"""The race as tables and a picture: into docs/peers.md, between its marks, and docs/pictures/peers.svg.
+"""Write the race's tables and picture into docs/peers.md and docs/pictures/peers.svg.
 
 python -m benchmarks.peers.table [--cpu results/peers/cpu.json] [--gpu results/peers/gpu.json results/peers/gpu-several.json]
 """

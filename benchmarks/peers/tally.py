@@ -1,4 +1,4 @@
-"""How many SGD steps were made, when the first began, and what a runner says at its end.
+"""Count SGD steps, note when the first began, and read what a runner reports at its end.
 
 Every process counts in a file of its own, in the folder named by ``PEERS_TALLY``: a peer's workers are counted too, and what
 they trained for nothing.

@@ -1,1 +1,1 @@
-"""What the library costs beyond training, against everything that can grow."""
+"""The library's cost beyond training, against everything that can grow."""

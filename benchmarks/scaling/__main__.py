@@ -1,4 +1,4 @@
-"""What an update costs beyond training, against N, Mc, M, model size, |U| and workers, with the exponents.
+"""Cost of an update beyond training against N, Mc, M, model size, |U| and workers, with fitted exponents.
 
 python -m benchmarks.scaling                     two and a half minutes on a quiet machine; writes results/scaling/scaling.json,
                                                  the numbers in docs/scaling.md and its pictures

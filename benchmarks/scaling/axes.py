@@ -1,4 +1,4 @@
-"""The six things that can grow, each with what is held fixed while it does."""
+"""The six quantities that can grow, each with what is held fixed."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""A server in full flow whose clients train nothing: what is left is what the library costs."""
+"""A busy server whose clients do not train, so that only the library's cost remains."""
 
 import tracemalloc
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Points measured in turn, round after round, so that a busy moment of the machine hurts all of them alike."""
+"""Interleaved timing: points are measured in turn, so that a busy moment of the machine affects all of them alike."""
 
 import time
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""What docs/scaling.md says in numbers, made from the results alone."""
+"""The numbers of docs/scaling.md, made from the results."""
 
 from typing import Any
 

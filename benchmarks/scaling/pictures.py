@@ -1,4 +1,4 @@
-"""The pictures of docs/scaling.md: one an axis, times on the left and bytes on the right where there are any."""
+"""The pictures of docs/scaling.md: one per axis, with times on the left and bytes on the right."""
 
 from pathlib import Path
 from typing import Any

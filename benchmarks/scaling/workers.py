@@ -1,4 +1,4 @@
-"""Seconds per update with 1, 2, 4 worker processes, training included: the one axis where it is the training that scales."""
+"""Seconds per update with 1, 2 and 4 worker processes, training included."""
 
 import os
 import time

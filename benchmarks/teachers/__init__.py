@@ -1,1 +1,1 @@
-"""Does the teacher know more than the model it is to teach?"""
+"""Is the teacher more accurate than the model it teaches?"""

@@ -1,4 +1,4 @@
-"""A method as it is, and beside it how right the mean of its clients' latest logits would be as a teacher."""
+"""Run a method unchanged and measure how accurate the mean of its clients' latest logits would be as a teacher."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

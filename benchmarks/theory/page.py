@@ -1,4 +1,4 @@
-"""What docs/theory.md says in numbers, made from the results alone."""
+"""The numbers of docs/theory.md, made from the results."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A smooth, non-convex federated problem whose every constant in the theorem is known exactly.
+"""A smooth, non-convex federated problem for which every constant of the theorem is known exactly.
 
 All clients see the same inputs a_1 .. a_n and label them differently (B_i, one-hot rows):
 

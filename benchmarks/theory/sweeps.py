@@ -1,4 +1,4 @@
-"""Which runs: over T, over M, over the slow clients' runtime and over the concurrency, each at several seeds."""
+"""The runs: over T, M, the slow clients' runtime and the concurrency, each at several seeds."""
 
 import time
 from collections.abc import Callable, Iterator

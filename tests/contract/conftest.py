@@ -1,4 +1,4 @@
-"""Every algorithm of the table, small, with what it needs to run."""
+"""Small instances of every algorithm of the table."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""What must hold for every algorithm in the table."""
+"""The contract that every algorithm of the table must keep."""
 
 from collections.abc import Callable
 from dataclasses import replace

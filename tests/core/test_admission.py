@@ -1,4 +1,4 @@
-"""Every way to be refused, and that a refusal changes nothing but the slot."""
+"""Every reason for a rejection, and that a rejection changes nothing but the slot."""
 
 from collections.abc import Callable
 from dataclasses import replace

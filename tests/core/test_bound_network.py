@@ -1,4 +1,4 @@
-"""A bound module lives inside flat vectors: what happens to one happens to the other."""
+"""A bound module shares its memory with the flat vectors."""
 
 from copy import deepcopy
 

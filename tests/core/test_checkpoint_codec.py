@@ -1,4 +1,4 @@
-"""Trees of plain values, tensors and dataclasses as JSON, and back."""
+"""Encode trees of plain values, tensors and dataclasses as JSON, and decode them."""
 
 import json
 from dataclasses import dataclass

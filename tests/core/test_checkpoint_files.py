@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and what is done about damaged ones."""
+"""Checkpoint files are written atomically, and damaged ones are skipped or reported."""
 
 import os
 import pickle

@@ -1,4 +1,4 @@
-"""The loop: who is sent which version, and when it ends."""
+"""The loop: which version each client is sent, and when the run ends."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The running median of norms beside a plain one, and clients that are set aside."""
+"""The running median of norms against a plain one, and clients that are set aside."""
 
 from collections import deque
 from statistics import median_high, median_low

@@ -1,4 +1,4 @@
-"""Names and shapes in, flat vectors out, and back."""
+"""Pack names and shapes into flat vectors, and unpack them."""
 
 import pytest
 import torch

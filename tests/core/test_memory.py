@@ -1,4 +1,4 @@
-"""One row per client, wherever the rows lie."""
+"""One row per client, in memory or in a file."""
 
 import copy
 import errno

@@ -1,4 +1,4 @@
-"""A user's module is copied and never changed, and what is saved of it loads into it."""
+"""A user's module is copied and never changed, and saved models load into it."""
 
 from collections.abc import Callable
 from copy import deepcopy

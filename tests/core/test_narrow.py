@@ -1,4 +1,4 @@
-"""Strided 1 x 1 convolutions of few channels, beside torch's own in float64, which oneDNN does not compute."""
+"""Strided 1 x 1 convolutions of few channels against torch's own in float64."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Ranges of settings: what is said of a value, and that every number of a configuration has one."""
+"""Ranges of settings: error messages, and that every number of a configuration has a range."""
 
 import pickle
 from dataclasses import dataclass, fields

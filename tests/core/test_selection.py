@@ -1,4 +1,4 @@
-"""Who gets work: everybody idle with the same chance, nobody twice, at any number of clients."""
+"""Client selection: every idle client has the same chance, none is chosen twice, at any number of clients."""
 
 from collections import Counter
 from math import sqrt

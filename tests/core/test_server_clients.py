@@ -1,4 +1,4 @@
-"""Who works, who waits and who is away: the server's view of its clients."""
+"""The server's view of its clients: busy, idle or away."""
 
 from collections import Counter
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Any sequence of messages, good, bad and absurd: what must hold after each of them."""
+"""Invariants of the server under any sequence of valid and invalid messages."""
 
 from collections import Counter
 from typing import Any

@@ -1,4 +1,4 @@
-"""A server written to a file and read again has the same future."""
+"""A restored server continues bit-exactly."""
 
 from pathlib import Path
 from typing import Any

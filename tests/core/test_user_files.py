@@ -1,4 +1,4 @@
-"""A file that a user names may be a pipe, a device, or endless: every reader says so in one line, at once."""
+"""A user's file may be a pipe, a device or endless: every reader reports it in one line at once."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Models are kept while somebody trains from them."""
+"""A model is kept for as long as clients train from it."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""Every row to exactly one client, nobody empty, and shares as they are said to be."""
+"""Every row belongs to exactly one client, no client is empty, and shares follow their distribution."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Which rows are whose: as plain cuts of lists gave them, and drawn when asked for."""
+"""Rows of each client, stored or drawn on demand, against plain lists."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A set drawn from a real, if tiny, diffusion model: its bytes, its papers, and what happens when it is stopped."""
+"""Synthesize images with a tiny but real diffusion model: determinism, provenance and interruption."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""The readers of pairs and of worked questions, and what they say of a file that is broken."""
+"""Readers of sentence pairs and worked questions, and their errors for broken files."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Small students: a network, U and a note of the rows and the gradients of every step."""
+"""Small students that note the rows and gradients of every step."""
 
 from copy import deepcopy
 from dataclasses import dataclass, field

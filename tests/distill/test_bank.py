@@ -1,4 +1,4 @@
-"""The bank of latest logits against a mean that is computed anew."""
+"""The bank of latest logits against a mean computed from scratch."""
 
 import json
 

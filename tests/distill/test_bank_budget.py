@@ -1,4 +1,4 @@
-"""A bank within bounds against a mean that is computed anew over what should have been kept."""
+"""A bounded bank against a mean computed from scratch over the entries it should have kept."""
 
 import json
 from collections import OrderedDict

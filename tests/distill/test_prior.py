@@ -1,4 +1,4 @@
-"""Corrected teachers: what they leave alone, what they move, and that the bank keeps its promises with them."""
+"""Prior-corrected teachers: invariants, effect, and the bank's guarantees with them."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Robust teachers beside numpy and scipy, and what one bad client can do to each."""
+"""Robust teachers against NumPy and SciPy, and the influence of one bad client on each."""
 
 import numpy as np
 import pytest

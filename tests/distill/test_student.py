@@ -1,4 +1,4 @@
-"""The server's network: asked for logits, and the loss it is taught with."""
+"""The student: its logits and its loss."""
 
 import numpy as np
 import pytest

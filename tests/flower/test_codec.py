@@ -1,4 +1,4 @@
-"""Dispatches and answers through Flower's records, exactly; and everything that is no answer, refused with its reason."""
+"""Dispatches and answers survive Flower's records exactly; anything else is refused with a reason."""
 
 from dataclasses import replace
 from io import BytesIO

@@ -1,4 +1,4 @@
-"""The grid transport against a scripted grid: who is there, what answers what, and what is given up."""
+"""The grid transport against a scripted grid: nodes, matching of answers, and deadlines."""
 
 import gc
 import weakref

@@ -1,4 +1,4 @@
-"""A deployed run that is killed and submitted again: nothing twice, nothing lost but what was in flight."""
+"""A deployed run that is killed and submitted again loses only the jobs in flight and repeats none."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Which client is behind which node."""
+"""The mapping of nodes to clients."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

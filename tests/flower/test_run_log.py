@@ -1,4 +1,4 @@
-"""What stands in the server's log of a deployed run: what it is, what goes wrong, what it came to."""
+"""The server log of a deployed run: its configuration, failures and results."""
 
 import logging
 import re

@@ -1,4 +1,4 @@
-"""A SuperLink that is gone ends its ServerApp's run soon, the folder is free, and the run goes on when it is submitted again."""
+"""A lost SuperLink ends its ServerApp's run, which resumes when it is submitted again."""
 
 import time
 from collections.abc import Iterable

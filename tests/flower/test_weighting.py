@@ -1,4 +1,4 @@
-"""Clients count by their numbers of examples, as in Flower's own strategies."""
+"""Clients are weighted by their numbers of examples, as in Flower's own strategies."""
 
 from pathlib import Path
 from typing import Any

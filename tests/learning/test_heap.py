@@ -1,4 +1,4 @@
-"""A process that trains keeps the memory that a step frees: seen by the pages that it must fetch again."""
+"""A training process keeps freed pages mapped, measured by page faults."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""Clipping and noise as promised, and epsilon beside two independent ways to it."""
+"""Clipping and noise, and epsilon against two independent computations."""
 
 import warnings
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Stretches of the flat vectors, and the gradients on them."""
+"""Segments of the flat vectors, and the gradients on them."""
 
 from itertools import pairwise
 

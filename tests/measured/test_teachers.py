@@ -1,4 +1,4 @@
-"""The benchmark that judges teachers: it changes nothing, and counts what it says it counts."""
+"""The benchmark of teachers: it does not change the run, and its counts are right."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The problem's constants are what they are said to be, and a run of it is what the theorem speaks of."""
+"""The problem's constants are right, and a run of it meets the theorem's assumptions."""
 
 import json
 from dataclasses import dataclass, replace

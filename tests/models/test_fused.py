@@ -1,4 +1,4 @@
-"""Fused inference beside the module it was made of."""
+"""Fused inference against the original module."""
 
 import copy
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Kernels that are wrong, or do not run, are not used; on a CPU both sides of the check are torch's."""
+"""Kernels that are wrong or do not run are not used. On a CPU both sides of the check are torch's."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""A language model without needless work beside the same model as transformers and peft have it."""
+"""A leaner language model against the same model of transformers and peft."""
 
 import copy
 from typing import Any

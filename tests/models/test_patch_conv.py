@@ -1,4 +1,4 @@
-"""A convolution over patches beside torch's own."""
+"""A convolution over patches against torch's own."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A cache whose memory is taken once beside the one that a model makes for itself."""
+"""A static KV cache against the model's own cache."""
 
 import gc
 from typing import Any

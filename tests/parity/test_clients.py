@@ -1,4 +1,4 @@
-"""The clients' side of the methods, K local steps written out in numpy: proximal term, weight decay, control variates, AdamW."""
+"""Local training of every method against K local steps in NumPy: proximal term, weight decay, control variates, AdamW."""
 
 from dataclasses import dataclass
 

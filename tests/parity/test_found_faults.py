@@ -1,4 +1,4 @@
-"""Faults that were found once: dropout outside the seeds, and stale work in a synchronous round."""
+"""Regression tests: dropout that ignored the seed, and stale work in a synchronous round."""
 
 import numpy as np
 import scenarios

@@ -1,4 +1,4 @@
-"""Mistakes seen in the loops around the methods: who is picked, what is popped next, what Delta is measured against.
+"""Mistakes seen in the loops around the methods: selection, order of events, and the base of Delta.
 
 As in ``test_mistakes``, every check passes for the package's own object and is shown to catch the mistake planted in a variant.
 """

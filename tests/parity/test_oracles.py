@@ -1,4 +1,4 @@
-"""What must hold of the methods and the server whatever the numbers: closed forms, limits and equalities between methods."""
+"""Properties of the methods and the server: closed forms, limits and equalities between methods."""
 
 from dataclasses import dataclass
 from typing import Any

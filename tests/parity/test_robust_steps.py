@@ -1,4 +1,4 @@
-"""Robust steps beside numpy, and FedBuff and FADAS with them."""
+"""Robust steps against NumPy, and FedBuff and FADAS with them."""
 
 from typing import Any
 

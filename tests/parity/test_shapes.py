@@ -1,4 +1,4 @@
-"""The shapes in the signatures of ``fedecho.distill`` are true: they are checked at run time here."""
+"""The shapes in the signatures of ``fedecho.distill`` are checked at run time."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""The race's own arithmetic, and that the bare loop and ours make exactly the steps of the job."""
+"""The race's arithmetic, and that the bare loop and our runner make exactly the job's steps."""
 
 import os
 import sys

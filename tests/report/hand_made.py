@@ -1,4 +1,4 @@
-"""A run written by hand: three clients, three versions, one loss, one refusal; every number of it can be counted."""
+"""A run written by hand: three clients, three versions, one loss and one rejection, so that every number can be counted."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Runs are put together by all that makes an experiment but its seed, a seed counts once, and labels say what differs."""
+"""Runs are grouped by their experiment without its seed, a seed counts once, and labels show the differences."""
 
 import json
 from collections.abc import Callable

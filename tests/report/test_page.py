@@ -1,4 +1,4 @@
-"""The page is one file that asks nobody for anything, whatever the runs are called."""
+"""The page is one self-contained file, whatever the runs are called."""
 
 import json
 import re

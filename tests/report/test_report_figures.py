@@ -1,4 +1,4 @@
-"""Figures say what the records say, counted by hand."""
+"""Figures against counts made by hand."""
 
 import tomllib
 from pathlib import Path

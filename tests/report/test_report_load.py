@@ -1,4 +1,4 @@
-"""Run folders as they are found: whole, torn, old, damaged."""
+"""Load run folders that are complete, torn, old or damaged."""
 
 from pathlib import Path
 

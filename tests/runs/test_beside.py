@@ -1,4 +1,4 @@
-"""Work beside other work: who fails, who is killed, who is told to stop, and who finds too little memory."""
+"""Jobs in parallel processes: failures, kills, stop requests and out-of-memory."""
 
 import multiprocessing
 import os

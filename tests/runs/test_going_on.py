@@ -1,4 +1,4 @@
-"""Where a run goes on."""
+"""Where a run resumes: on the same device in the same arithmetic, also after a program stopped it."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A long evaluation says how far it is; one that is broken off is made up for, and leaves no trace in the record."""
+"""A long evaluation reports its progress; an interrupted one is repeated and leaves no trace in the record."""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""The question whether a device multiplies."""
+"""The check that a device computes matrix products correctly."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Who may read a run's folder, and what is never written through a link that lies in it."""
+"""Permissions of a run's folder, and that symlinks in it are never written through."""
 
 import os
 import stat

@@ -1,4 +1,4 @@
-"""The schedule that is drawn ahead is the one of the run that trains."""
+"""The forecast schedule is that of the run that trains."""
 
 import json
 from collections import Counter

@@ -1,4 +1,4 @@
-"""What is read back is checked by one schema: an odd field is one line that names the file, the line and the field."""
+"""Records are validated by one schema: an invalid field gives one line with the file, the line and the field."""
 
 import json
 from pathlib import Path

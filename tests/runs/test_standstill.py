@@ -1,4 +1,4 @@
-"""When a run is given up: by share, not by luck of one accepted update."""
+"""A stalled run is aborted: the share of failures decides, not one accepted update."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path

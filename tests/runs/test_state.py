@@ -1,4 +1,4 @@
-"""The figures that people watch."""
+"""The live statistics of a run."""
 
 from pathlib import Path
 

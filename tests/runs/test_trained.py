@@ -1,4 +1,4 @@
-"""What a run leaves behind is a model that others can use."""
+"""A run saves a model that other programs can load."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Networks and tasks as users bring them: not made for us, and importable by worker processes."""
+"""Networks and tasks as users bring them, importable by worker processes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Attackers do what they say, and nobody else does."""
+"""Attackers do what they claim, and honest clients are unchanged."""
 
 from dataclasses import dataclass, replace
 

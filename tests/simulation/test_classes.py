@@ -1,4 +1,4 @@
-"""Runtime classes as bytes against the lists they were."""
+"""Runtime classes stored as bytes against plain lists."""
 
 import numpy as np
 from hypothesis import given, settings

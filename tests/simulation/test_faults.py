@@ -1,4 +1,4 @@
-"""Dropouts and spells against the distributions they are said to have."""
+"""Dropouts and spells against their distributions."""
 
 from math import log, sqrt
 

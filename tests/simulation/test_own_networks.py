@@ -1,4 +1,4 @@
-"""A user's own network runs as it is, is never changed, and takes every saved model back."""
+"""A user's own network runs unchanged and loads every saved model."""
 
 from pathlib import Path
 

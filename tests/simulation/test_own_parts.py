@@ -1,4 +1,4 @@
-"""A user's own task and method: their names are their own, and what goes wrong in them is said in their words."""
+"""A user's own task and method keep their names, and their errors are reported in the user's words."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,4 @@
-"""A cluster of two nodes (on this machine), of which one is lost with its worker while a run is on it."""
+"""A local cluster of two nodes, one of which is lost with its worker during a run."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Who is slow, and how slow: against counts, closed forms and plain sorting."""
+"""Runtimes and their classes against counts, closed forms and plain sorting."""
 
 from collections import Counter
 from fractions import Fraction

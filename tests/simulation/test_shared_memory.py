@@ -1,4 +1,4 @@
-"""Memory that several processes see, where there is too little of it."""
+"""Shared memory when there is too little of it."""
 
 import errno
 import os

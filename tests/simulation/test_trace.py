@@ -1,4 +1,4 @@
-"""Runtimes from a user's own file: what is read, and what is said of a bad one."""
+"""Runtimes from a user's file: what is read, and the errors for invalid files."""
 
 import re
 from collections import Counter

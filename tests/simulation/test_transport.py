@@ -1,4 +1,4 @@
-"""The virtual transport by hand: written runtimes, chosen faults, exact times."""
+"""The virtual transport with given runtimes and faults, and exact times."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a worker does with its orders, in this process; and the shared memory it works on."""
+"""A worker in this process, and the shared memory it uses."""
 
 import os
 import signal

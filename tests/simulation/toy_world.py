@@ -1,4 +1,4 @@
-"""A federation of arithmetic: updates are a function of the job, so that whole runs cost next to nothing."""
+"""A federation of arithmetic: updates are a function of the job, so that whole runs are cheap."""
 
 from typing import Any
 

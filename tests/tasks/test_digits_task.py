@@ -1,4 +1,4 @@
-"""The embedded digits: what is in them, who gets what, and a network that depends on its seed alone."""
+"""The embedded digits: contents, partition, and a network that depends only on its seed."""
 
 from collections import Counter
 from dataclasses import replace

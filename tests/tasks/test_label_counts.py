@@ -1,4 +1,4 @@
-"""Who holds which classes, and how well each class is known: what the report's chapter on classes is made from."""
+"""Class counts by client and accuracy by class, from which the report's chapter on classes is made."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""WorkedExample questions on a tiny language model made on the spot."""
+"""MathInstruct on a tiny language model."""
 
 import json
 from collections import Counter

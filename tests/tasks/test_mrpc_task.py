@@ -1,4 +1,4 @@
-"""MRPC on a tiny classifier made on the spot."""
+"""MRPC on a tiny classifier."""
 
 from collections import Counter
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Nothing in a text task's step waits for the device or copies to it: what a capture forbids, found without a GPU.
+"""A text task's step never synchronizes with the device or copies to it. CUDA graphs forbid both; no GPU is needed to check.
 
 The models are on the device "meta", which has shapes and no values: what asks for a value, or lets a tensor of the CPU meet one of
 the device, cannot stay unseen.

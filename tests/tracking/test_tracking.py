@@ -1,4 +1,4 @@
-"""Sinks hear of every version; none of them can slow a run down, or end it."""
+"""Sinks receive every version; none can slow down or abort a run."""
 
 import re
 import sys

@@ -1,4 +1,4 @@
-"""A client that trains in its worker or in Flower's own process, as each message says."""
+"""A client that trains in its worker or in Flower's own process, as each message asks."""
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp

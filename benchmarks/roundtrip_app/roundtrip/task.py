@@ -1,4 +1,4 @@
-"""ResNet-18 and a handful of images: nearly all of a round trip is the way."""
+"""ResNet-18 and a handful of images, so that a round trip is nearly all communication."""
 
 from collections.abc import Mapping
 from typing import Any
