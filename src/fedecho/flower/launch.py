@@ -247,17 +247,8 @@ def _builder(
 
 
 def _usage(sign: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not sign,
-        key_cert_sign=sign,
-        crl_sign=sign,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
+    others = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only", "decipher_only")
+    return x509.KeyUsage(digital_signature=not sign, key_cert_sign=sign, crl_sign=sign, **dict.fromkeys(others, False))
 
 
 def _alternative(host: str) -> x509.GeneralName:

@@ -16,7 +16,7 @@ from fedecho.runs.config import fingerprint
 from fedecho.runs.distillation_advice import DistillationAdvice
 from fedecho.runs.folder import MODEL
 from fedecho.runs.identity import Identity, model_digest
-from fedecho.runs.record import JsonObject, Record, RecordPosition, arrivals_digest, collecting_evaluations, read_header
+from fedecho.runs.record import JsonObject, Record, RecordPosition, digest_and_evaluations, read_header
 from fedecho.runs.software import note_software
 from fedecho.runs.summary import Summary, accuracies, last_scores
 from fedecho.storage.checkpoint import (
@@ -142,8 +142,8 @@ class Journal:
         With a folder, the model (its ``named`` tensors) and the summary are written, and then the checkpoints removed: a run that
         has a summary is finished.
         """
-        server, evaluations = self.server, list[JsonObject]()
-        arrivals_sha256 = arrivals_digest(collecting_evaluations(self.record.lines(), evaluations))
+        server = self.server
+        arrivals_sha256, evaluations = digest_and_evaluations(self.record.lines())
         bank = server.state.bank if isinstance(server.state, FedEchoState) else None
         summary = Summary(
             name=self.identity.name,

@@ -8,7 +8,7 @@ job, by dispatch number, but all versions and evaluations.
 import io
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
@@ -239,21 +239,18 @@ def read_header(folder: Path) -> Header:
     return cast("Header", header)
 
 
-def arrivals_digest(lines: Iterator[Mapping[str, Any]]) -> str:
-    """The sha256 of all arrival lines. Equal for runs with the same schedule and the same training results."""
-    digest = sha256()
+def digest_and_evaluations(lines: Iterable[JsonObject]) -> tuple[str, list[JsonObject]]:
+    """The sha256 of all arrival lines, and the evaluations.
+
+    The digest is equal for runs with the same schedule and the same training results.
+    """
+    digest, evaluations = sha256(), list[JsonObject]()
     for line in lines:
         if line["event"] == "arrival":
             digest.update(json.dumps(line, separators=(",", ":")).encode() + b"\n")
-    return digest.hexdigest()
-
-
-def collecting_evaluations(lines: Iterator[JsonObject], evaluations: list[JsonObject]) -> Iterator[JsonObject]:
-    """Pass lines through and append the evaluations to a list, so that a long record is read once and never held in memory."""
-    for line in lines:
-        if line["event"] == "evaluation":
+        elif line["event"] == EVALUATION:
             evaluations.append(line)
-        yield line
+    return digest.hexdigest(), evaluations
 
 
 def _numbers(metrics: Mapping[str, Any]) -> JsonObject:

@@ -1,7 +1,7 @@
 """The summary of a finished run, ``summary.json``."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import nan
 from pathlib import Path
@@ -73,16 +73,16 @@ def is_finished(folder: Path) -> bool:
     return (folder / SUMMARY).is_file()
 
 
-def accuracies(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The final, last-ten-mean and best accuracy of the evaluations among the lines. NaN if there is none."""
-    values = [line["accuracy"] for line in lines if line["event"] == "evaluation" and "accuracy" in line] or [nan]
+def accuracies(evaluations: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The final, last-ten-mean and best accuracy. NaN if there is none."""
+    values = [line["accuracy"] for line in evaluations if "accuracy" in line] or [nan]
     last = values[-LAST:]
     return {"final_accuracy": values[-1], "last10_accuracy": sum(last) / len(last), "best_accuracy": max(values)}
 
 
-def last_scores(lines: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+def last_scores(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """The task's scores in the last evaluation. Empty if nothing was evaluated."""
-    last: dict[str, Any] = ([{}] + [dict(line) for line in lines if line["event"] == "evaluation"])[-1]
+    last = evaluations[-1] if evaluations else {}
     return {key: value for key, value in last.items() if key not in NOT_SCORES and is_number(value)}
 
 
