@@ -168,7 +168,7 @@ class AsyncStrategy:
         return {**(train_config or {}), **({PROXIMAL: proximal} if proximal else {})}
 
     @property
-    def _method(self) -> Any:
+    def _method(self) -> Algorithm[Any]:
         return by_examples(self.algorithm) if self.weighted else self.algorithm
 
     def _server(self, model: UserModel) -> Server[Any]:

@@ -190,7 +190,7 @@ def distiller_of(experiment: Experiment) -> Distiller | None:
 
 def server_of(experiment: Experiment, network: BoundNetwork, make_student: Callable[[], Student] | None = None) -> Server[Any]:
     """Build the server. ``make_student`` makes the student of a method that distills (default: on the CPU)."""
-    algorithm: Any = experiment.algorithm
+    algorithm = experiment.algorithm
     if distils(algorithm):
         algorithm = algorithm.attached(
             student_for(network, experiment.task, algorithm.distiller) if make_student is None else make_student()

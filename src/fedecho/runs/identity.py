@@ -98,7 +98,7 @@ def model_digest(weights: Weights) -> str:
     return arrays_sha256([weights.params.cpu().numpy(), weights.buffers.cpu().numpy()])
 
 
-def name_of(algorithm: Any) -> str:
+def name_of(algorithm: object) -> str:
     named = to_config(algorithm).get("name") if is_dataclass(algorithm) else None
     return str(named or type(algorithm).__name__)
 
@@ -112,14 +112,14 @@ def config_of(experiment: Experiment) -> JsonObject | None:
         return None
 
 
-def notes_of(task: Any) -> dict[str, str]:
+def notes_of(task: Task) -> dict[str, str]:
     """A task's notes for reports: its model, its prompt, substitutions of data or model."""
     notes = getattr(task, "notes", None)
     texts = {str(name): str(text) for name, text in notes.items()} if isinstance(notes, Mapping) else {}
     return texts | _files_of(task)
 
 
-def _files_of(task: Any) -> dict[str, str]:
+def _files_of(task: Task) -> dict[str, str]:
     files = getattr(task, "model_files", None)
     return {MODEL_FILES: files} if isinstance(files, str) else {}
 

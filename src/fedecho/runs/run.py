@@ -83,8 +83,15 @@ def simulate(
         check_accountant()
     if not checkpoint_s >= 0:
         raise ConfigError(f"--checkpoint-every must be at least 0 seconds, got {checkpoint_s}")
-    how: Any = {"precision": precision, "deterministic": deterministic, "device": device, "address": address}
-    execution = Execution(executor=executor, workers=workers, other_software=other_software, **how)
+    execution = Execution(
+        executor=executor,
+        workers=workers,
+        precision=precision,
+        deterministic=deterministic,
+        device=device,
+        address=address,
+        other_software=other_software,
+    )
     with ExitStack() as stack:
         if folder is not None:
             check_folder(folder, experiment, resume)

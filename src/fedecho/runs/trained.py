@@ -3,7 +3,6 @@
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -13,7 +12,7 @@ from torch import nn
 from fedecho.core.layout import Layout
 from fedecho.core.modules import copy_module
 from fedecho.core.randomness import derive
-from fedecho.core.task import Saves
+from fedecho.core.task import Saves, Task
 from fedecho.runs.config import ConfigError, from_config
 from fedecho.runs.experiment import Experiment
 from fedecho.runs.folder import MODEL
@@ -57,7 +56,7 @@ def _umask() -> int:
     return current
 
 
-def _loaded(folder: Path, experiment: Experiment | None) -> tuple[Any, nn.Module]:
+def _loaded(folder: Path, experiment: Experiment | None) -> tuple[Task, nn.Module]:
     header = read_header(folder)
     if experiment is None:
         if header["config"] is None:
