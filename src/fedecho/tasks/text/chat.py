@@ -1,14 +1,19 @@
 """Format a question and its answer with a model's chat template, or as plain text if it has none."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from textwrap import shorten
-from typing import Any
+from typing import Any, Literal
+
+from fedecho.tasks.text.readers import LineError, WorkedExample
 
 DAY = datetime(2024, 7, 26)
 """The date given to templates that print today's date, so that runs are reproducible. It is Llama's own fallback."""
 STRFTIME_CODES = [f"%{part}" for part in ("-d", "-m", "-H", "-I", "-M", "-S", "-j", "-y", *"aAwdbBmyYHIpMSfjUWxXcGuV")]
 """Format codes of ``strftime``, longer ones first."""
+Part = Literal["query", "answer"]
+"""What is predicted of a text."""
 PROMPT = "{question}\nReason step by step. End with a line that holds #### and the final number."
 
 
@@ -42,6 +47,27 @@ class Chat:
         """Tokenize all texts in one call, which is much faster. Templates already contain the special tokens."""
         ids: list[list[int]] = self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
         return ids
+
+    def rows(
+        self, texts: Sequence[WorkedExample], part: Part, max_tokens: int, *, cut: bool
+    ) -> tuple[list[list[int]], list[int], list[int]]:
+        """Tokenize texts; return their tokens and, for each, the first predicted position and the end of them.
+
+        Position p predicts token p + 1: an answer from token s to e is predicted at s - 1 to e - 1, a query at all positions.
+        ``cut`` shortens texts to ``max_tokens``.
+        """
+        pieces = [self.question_and_answer(text.question, text.answer) for text in texts]
+        questions, answers = (self.tokens([piece[index] for piece in pieces]) for index in (0, 1))
+        rows, first, end = [], [], []
+        for text, question, answer in zip(texts, questions, answers, strict=True):
+            row = (question if part == "query" else question + answer)[: max_tokens if cut else None]
+            if part == "answer" and len(row) <= len(question):
+                problem = f"its question of {len(question)} tokens leaves none of the {max_tokens} for the answer"
+                raise LineError(text.path, text.line, f"{problem}: shorten or remove it")
+            rows.append(row)
+            first.append(0 if part == "query" else len(question) - 1)
+            end.append(len(row) if part == "query" else len(row) - 1)
+        return rows, first, end
 
     @property
     def _start(self) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from fedecho.tasks.data_files import MATH_FILES
 from fedecho.tasks.partition import DirichletPartitioner, Partitioner, Parts, as_parts
 from fedecho.tasks.text.adapters import ALL_LINEAR, lean, merged, with_lora
 from fedecho.tasks.text.batches import RoundUp, SpanBatch, Spans, own_text_only
-from fedecho.tasks.text.chat import PROMPT, Chat
+from fedecho.tasks.text.chat import PROMPT, Chat, Part
 from fedecho.tasks.text.gsm8k import final_number, greedy_answers, questions_to_grade, standard_error
 from fedecho.tasks.text.pretrained import language_model, save_pretrained, supports_packing
 from fedecho.tasks.text.readers import LineError, WorkedExample, read_instructions, split_unlabeled
@@ -47,7 +47,7 @@ class MathInstructTask(TextTask):
     num_clients: NumClients = 10
     partition: Partitioner = field(default_factory=lambda: DirichletPartitioner(alpha=0.6))
     num_unlabeled: Annotated[int, at_least(0, most=10**8)] = 100
-    unlabeled_part: Literal["query", "answer"] = "query"
+    unlabeled_part: Part = "query"
     lora_rank: Annotated[int, at_least(1, most=2**16)] | None = None
     lora_alpha: Annotated[float, positive(most=1e6)] | None = None
     lora_targets: str = ALL_LINEAR
@@ -236,23 +236,7 @@ class MathInstructTask(TextTask):
     def _test_spans(self) -> Spans:
         return self._spans(self._test_set, "answer")
 
-    def _spans(self, texts: Sequence[WorkedExample], part: str) -> Spans:
-        """Tokenize texts and mark the predicted positions.
-
-        Position p predicts token p + 1: an answer from token s to e is predicted at s - 1 to e - 1, a query at all positions.
-        """
-        chat, max_tokens = self._chat, self._max_tokens
-        pieces = [chat.question_and_answer(text.question, text.answer) for text in texts]
-        questions, answers = (chat.tokens([piece[index] for piece in pieces]) for index in (0, 1))
-        rows, first, end = [], [], []
-        for text, question, answer in zip(texts, questions, answers, strict=True):
-            whole = question if part == "query" else question + answer
-            whole = whole if self.max_length is None else whole[:max_tokens]
-            if part == "answer" and len(whole) <= len(question):
-                problem = f"its question of {len(question)} tokens leaves none of the {max_tokens} for the answer"
-                raise LineError(text.path, text.line, f"{problem}: shorten or remove it")
-            rows.append(whole)
-            first.append(0 if part == "query" else len(question) - 1)
-            end.append(len(whole) if part == "query" else len(whole) - 1)
-        self._check_rows(rows, texts, max_tokens)
+    def _spans(self, texts: Sequence[WorkedExample], part: Part) -> Spans:
+        rows, first, end = self._chat.rows(texts, part, self._max_tokens, cut=self.max_length is not None)
+        self._check_rows(rows, texts, self._max_tokens)
         return Spans.of(rows, first, end, self._tokenizer.pad_token_id, self.device)
