@@ -6,8 +6,8 @@
 Arrival: the server's work, which is inference on all of U and ``Bank.put``, with ``prior_correction`` 1 against 0. Version: M such
 arrivals, the teacher and Q distillation steps, with the diagnostics against without. Both banks and all steps are timed in turns
 in one process, and medians are compared. CPU time, because other processes of a busy machine take wall time from whoever is
-running. The limit of both ratios is 1.02 on ResNet-18. A pass over all of U takes minutes there on one core, so its inference
-and its distillation are timed on some rows and multiplied.
+running. A pass over all of U takes minutes on one core for ResNet-18, so its inference and its distillation are timed on some rows
+and multiplied.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def cases() -> dict[str, Case]:
     digits = load("digits")
     return {
         "digits": Case(lambda: digits.task.network(0), (1, 8, 8), 300, 300, 20, 3, Distiller(distill_lr=1e-4, batch_size=30)),
-        "resnet18": Case(lambda: resnet18(NUM_CLASSES), (3, 32, 32), 5000, 256, 50, 5, Distiller()),
+        "resnet18": Case(lambda: resnet18(NUM_CLASSES), (3, 32, 32), 5000, 100, 50, 5, Distiller()),
     }
 
 
