@@ -17,7 +17,8 @@ from fedecho.distill.student import Student
 from fedecho.runs.config import load
 from fedecho.runs.record import read_header, read_record
 from fedecho.runs.run import simulate
-from fedecho.tasks.text.mrpc import FILES, MrpcTask
+from fedecho.tasks.data_files import MRPC_FILES
+from fedecho.tasks.text.mrpc import MrpcTask
 from fedecho.tasks.text.readers import read_pairs
 from fedecho.tasks.text.shared import file_of
 
@@ -123,7 +124,7 @@ def watched_run(model: str, algorithm: str, settings: Sequence[str], seed: int, 
     experiment = load("mrpc", algorithm=algorithm, seed=seed, settings=(f"task.model={model}", *settings))
     task: Any = experiment.task
     labels = torch.tensor(
-        [pair.label for pair in read_pairs(file_of("task.dev", task.dev, FILES, task.data_dir), labelled=True)]
+        [pair.label for pair in read_pairs(file_of("task.dev", task.dev, MRPC_FILES, task.data_dir), labelled=True)]
     )
     judged = replace(task, unlabeled=task.dev, unlabeled_size="all")
     method: Any = Watched(inner=experiment.algorithm, labels=labels, task=judged)
