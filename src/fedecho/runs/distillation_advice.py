@@ -10,6 +10,7 @@ from statistics import median
 from typing import Any
 
 from fedecho.core.loop import Moment
+from fedecho.distill.distiller import Distiller
 from fedecho.distill.student import distils
 from fedecho.runs.record import Record, rounded
 
@@ -26,7 +27,8 @@ class DistillationAdvice:
     """Follows the shift of a run's first versions and advises once. It is rebuilt from the record on resume."""
 
     def __init__(self, algorithm: Any) -> None:
-        self._distill_lr = algorithm.distiller.distill_lr if distils(algorithm) else 0.0
+        distiller: Distiller | None = algorithm.distiller if distils(algorithm) else None
+        self._distill_lr = 0.0 if distiller is None else distiller.distill_lr  # some only observe, with no distiller
         self._shifts: list[float] = []
 
     def recall(self, lines: Iterable[Mapping[str, Any]]) -> None:
