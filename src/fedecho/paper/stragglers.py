@@ -69,6 +69,14 @@ SEARCH_ROWS = tuple(
 SEARCHED: dict[str, Settings] = {"FedEcho, SGD": ("algorithm.distiller.distill_lr=0.001",)}
 ROWS = tuple(Row(label, algorithm, (*fixed, *SEARCHED.get(label, ()))) for label, (algorithm, fixed, _) in CANDIDATES.items())
 
+OVER_CA2FL = (
+    "algorithm.inner.name=ca2fl",
+    "algorithm.inner.buffer_size=3",
+    "algorithm.inner.num_clients=20",
+    "algorithm.inner.server_lr=0.5",
+    "algorithm.distiller.distill_lr=3e-05",
+)
+"""The best of four pairs of rates, tried as in the search on two of its splits."""
 AGE = "algorithm.distiller.max_teacher_age"
 ALPHA = ("algorithm.distiller.alpha_min={0}", "algorithm.distiller.alpha_max={0}")
 ABLATION_ROWS = (
@@ -81,6 +89,7 @@ ABLATION_ROWS = (
     Row("FedEcho+", "fedecho+"),
     Row("FedEcho+, shared prior", "fedecho+", ("algorithm.distiller.shared_prior=1",)),
     Row("FedEcho+, half the correction", "fedecho+", ("algorithm.distiller.prior_correction=0.5",)),
+    Row("FedEcho+ over CA2FL", "fedecho+", OVER_CA2FL),
     Row("FedEcho+, teachers at most 30 versions old", "fedecho+", (f"{AGE}=30",)),
     Row("FedEcho+, teachers of the current buffer", "fedecho+", (f"{AGE}=0",)),
 )
