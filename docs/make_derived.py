@@ -20,7 +20,7 @@ from fedecho.cli import app
 from fedecho.paper.results import CellResult, read_result
 from fedecho.paper.stragglers import STRAGGLER_TABLES
 from fedecho.paper.tables import Column
-from fedecho.report.spec import PALETTE, Bars, Curve, Figure
+from fedecho.report.spec import PALETTE, Curve, Figure, HeatMap
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
@@ -68,14 +68,15 @@ def write_pictures() -> None:
     with tempfile.TemporaryDirectory() as folder:
         simulate(load("digits", algorithm="fedbuff", versions=100), out=Path(folder) / "run")
         write_figures(report_of([Path(folder) / "run"]), Path(folder))
-        write_figures(Report("", "", [Section("", "", figures=[straggler_curves(), straggler_bars()])]), Path(folder))
+        write_figures(Report("", "", [Section("", "", figures=[straggler_curves(), straggler_map()])]), Path(folder))
         (DOCS / "pictures").mkdir(exist_ok=True)
         for slug, name in PICTURES.items():
             shutil.copy(Path(folder) / f"{slug}.svg", DOCS / "pictures" / f"{name}.svg")
 
 
 STRAGGLERS = STRAGGLER_TABLES["stragglers"]
-SHOWN = ("FedAvg", "FedBuff", "FedEcho", "FedEcho+")
+SHOWN = ("FedAvg", "FedBuff", "CA2FL", "FedEcho", "FedEcho+")
+BANDS = ("FedBuff", "FedEcho+")
 
 
 def results_of(label: str, column: Column) -> list[CellResult]:
@@ -86,7 +87,7 @@ def results_of(label: str, column: Column) -> list[CellResult]:
 
 
 def straggler_curves() -> Figure:
-    """Accuracy on the classes of the slow clients alone over virtual time: mean over seeds, and lowest to highest."""
+    """Accuracy on the classes of the slow clients alone over virtual time: mean over seeds, and the range of two methods."""
     column, curves = STRAGGLERS.columns[0], []
     grid = np.linspace(0, column.until_s or 0, 121)
     for number, label in enumerate(SHOWN):
@@ -95,20 +96,22 @@ def straggler_curves() -> Figure:
             times = [line["time"] for line in result.evaluations]
             values = np.array([0.0, *(line["straggler_accuracy"] for line in result.evaluations)])
             steps.append(values[np.searchsorted(times, grid, side="right")])
-        curves.append(Curve(label, grid / 60, np.mean(steps, 0), PALETTE[number], np.min(steps, 0), np.max(steps, 0)))
+        band = (np.min(steps, 0), np.max(steps, 0)) if label in BANDS else (None, None)
+        curves.append(Curve(label, grid / 60, np.mean(steps, 0), PALETTE[number], *band))
     title = "Accuracy on the two classes that only the slow clients hold"
     return Figure("straggler-curves", title, "virtual minutes", "accuracy", curves, wide=True, percent=True)
 
 
-def straggler_bars() -> Figure:
-    """All methods with large delays: accuracy on the slow clients' classes, for each way to hold them."""
-    columns, labels = STRAGGLERS.columns[:3], [row.label for row in STRAGGLERS.rows]
-    marks = []
-    for number, column in enumerate(columns):
-        means = [100 * fmean(result.summary["straggler_accuracy"] for result in results_of(label, column)) for label in labels]
-        marks.append(Bars(column.label, labels, np.array(means), PALETTE[number]))
-    title = "Final accuracy on the slow clients' classes in %"
-    return Figure("straggler-methods", title, "", "", marks, wide=True, height=400)
+def straggler_map() -> Figure:
+    """Final accuracy on the slow clients' classes of all methods in all columns: mean over seeds."""
+    columns, labels = STRAGGLERS.columns, [row.label for row in STRAGGLERS.rows]
+    means = [
+        [fmean(result.summary["straggler_accuracy"] for result in results_of(label, column)) for column in columns]
+        for label in labels
+    ]
+    cells = HeatMap([column.label for column in columns], labels, np.array(means), "accuracy", annotated=True, z_max=1.0)
+    title = "Final accuracy on the slow clients' classes, in %"
+    return Figure("straggler-methods", title, "", "", [cells], wide=True, percent=True, height=380)
 
 
 def with_tables(page: str) -> str:

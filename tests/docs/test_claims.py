@@ -75,3 +75,39 @@ def test_what_has_not_run_is_stated() -> None:
     assert f"CIFAR-100 (0 of {3 * len(hundred)} runs)" in prose(README)
     missing = sum(3 - int(row["seeds"]) for table in ("samples", "alpha", "clip") for row in rows(table))
     assert f"the ablations beyond their default rows ({missing} runs missing)" in prose(REPRODUCTION)
+
+
+STRAGGLERS = ROOT / "docs" / "stragglers.md"
+
+
+@pytest.fixture(scope="module")
+def lone() -> dict[str, dict[str, str]]:
+    """The stragglers' table of the split in which only slow clients hold two classes, by method."""
+    return {row["method"]: row for row in rows("stragglers", "--only", "lone-large")}
+
+
+def test_how_the_methods_hear_stragglers_is_stated(lone: dict[str, dict[str, str]]) -> None:
+    text = prose(STRAGGLERS)
+    echo, plus, buff, ca2fl, sgd = (lone[name] for name in ("FedEcho", "FedEcho+", "FedBuff", "CA2FL", "FedEcho, SGD"))
+    assert f"{float(echo['stragglers']):.1f} % on 8 and 9, where FedBuff has {float(buff['stragglers']):.1f} %" in text
+    assert f"it is {float(echo['ours']) - float(buff['ours']):.1f} points above FedBuff" in text
+    assert f"after {float(echo['min to 90 %']):.0f} and {float(buff['min to 90 %']):.0f} minutes" in text
+    assert f"gets there in {float(plus['min to 90 %']):.0f} minutes" in text
+    assert f"Its area is {float(plus['area']) - float(echo['area']):.1f} points above FedEcho's" in text
+    assert f"cannot be told apart ({float(plus['ours']):.1f} and {float(echo['ours']):.1f})" in text
+    assert f"with {float(ca2fl['ours']):.1f} % and with {float(ca2fl['stragglers']):.1f} % on 8 and 9" in text
+    assert f"by {float(ca2fl['area']) - float(plus['area']):.1f} in area".replace("0.", ".") in text
+    assert f"as Adam ({float(sgd['ours']):.1f} and {float(echo['ours']):.1f})" in text
+    assert float(lone["FedBuff, polynomial weights"]["stragglers"]) == float(lone["FedAsync"]["stragglers"]) == 0
+
+
+def test_where_fast_clients_hold_the_classes_too_the_methods_are_close() -> None:
+    every = rows("stragglers", "--without", "lone")
+    settings = {row["setting"] for row in every}
+    assert len(settings) == 4
+    for setting in settings:
+        here = {row["method"]: row for row in every if row["setting"] == setting and row["method"] not in ("FedAvg", "FedAC")}
+        ours = [float(row["ours"]) for row in here.values()]
+        assert max(ours) - min(ours) < 2
+        assert max(here, key=lambda method: float(here[method]["area"])) in ("FedEcho+", "FedEcho, SGD")
+        assert float(here["FedEcho+"]["area"]) >= max(float(row["area"]) for row in here.values()) - 0.05
