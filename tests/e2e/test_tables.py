@@ -404,7 +404,7 @@ def test_tables_on_pages_are_what_the_results_say(page: Path) -> None:
 def test_every_table_that_has_run_stands_on_a_page() -> None:
     """README has CIFAR-10's; another that is typed by hand would be found by nobody when it is wrong."""
     shown = {found[1].split()[1] for page in PAGES for found in MADE.finditer(page.read_text())}
-    assert shown == {"cifar10", "mrpc", "gsm8k"}
+    assert shown == {"cifar10", "mrpc", "gsm8k", "stragglers", "straggler-ablations"}
 
 
 def test_files_that_are_not_those_of_the_others_are_told(tmp_path: Path) -> None:
