@@ -173,9 +173,13 @@
       pulse.textContent = "connection lost";
     }
   }
+  /* One request at a time: a busy server is not asked again before it has answered. */
+  async function poll() {
+    await refresh();
+    window.setTimeout(poll, 2000);
+  }
   draw().then(() => {
     if (document.body.dataset.live !== "true") { return; }
-    refresh();
-    window.setInterval(refresh, 2000);
+    poll();
   });
 })();

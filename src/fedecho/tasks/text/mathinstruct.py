@@ -79,9 +79,13 @@ class MathInstructTask(TextTask):
         if not self.few_shapes:
             return spans.batch(examples)
         tokens_to, positions_to = RoundUp(TOKENS_TO, most=max_tokens, spare=1), RoundUp(POSITIONS_TO)
-        if not supports_packing(self._folder):
+        if not self._supports_packing:
             return spans.batch(examples, tokens_to, positions_to)
         return spans.in_few_shapes(examples, tokens_to, RoundUp(WIDTH_TO, most=max_tokens), RoundUp(ROWS_TO), positions_to)
+
+    @cached_property
+    def _supports_packing(self) -> bool:
+        return supports_packing(self._folder)
 
     def loss(self, module: nn.Module, batch: SpanBatch) -> Tensor:
         return cross_entropy(self._logits(module, batch), batch.targets)
@@ -153,8 +157,11 @@ class MathInstructTask(TextTask):
         }
         return [text for text, applies in deviations.items() if text and applies]
 
+    def _pretrained(self) -> nn.Module:
+        return language_model(self._folder)
+
     def _network(self) -> nn.Module:
-        model = language_model(self._folder)
+        model = self._pretrained()
         if self.lora_rank is None:
             return model
         adapted = with_lora(model, self.lora_rank, self.lora_alpha or 2.0 * self.lora_rank, self.lora_targets)
