@@ -10,7 +10,7 @@ COVERED := src/fedecho/core/*,src/fedecho/storage/*,src/fedecho/algorithms/*,src
 .PHONY: demo test test-all network lint install format docs bench peers durability audit lock clean
 
 demo: $(DEMO)  ## FedAvg, FedBuff, FedEcho and FedEcho+ where only stragglers hold two of the ten digits: a table and a page
-	$(BIN)/fedecho compare stragglers --algorithms fedavg,fedbuff,fedecho,fedecho+ --jobs 2 --out runs/demo
+	$(BIN)/fedecho compare stragglers --algorithms fedavg,fedbuff,fedecho,fedecho+ --seeds 0 --jobs 2 --out runs/demo
 	$(BIN)/fedecho report runs/demo
 
 # One thread for each worker: torch takes all cores by default, which is slower and rounds otherwise.

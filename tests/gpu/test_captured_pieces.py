@@ -168,6 +168,42 @@ def test_two_networks_that_look_alike_are_captured_apart(data: Path) -> None:
         assert parts.evaluate(weights)["loss"] == pytest.approx(task.evaluate(module.eval())["loss"], rel=1e-4)
 
 
+class Quickstart(nn.Module):
+    """The network of Flower's PyTorch quickstart, which flattens with ``view``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.pool, self.conv2 = nn.Conv2d(3, 6, 5), nn.MaxPool2d(2, 2), nn.Conv2d(6, 16, 5)
+        self.fc1, self.fc2, self.fc3 = nn.Linear(16 * 5 * 5, 120), nn.Linear(120, 84), nn.Linear(84, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.pool(torch.relu(self.conv1(x.contiguous())))
+        x = self.pool(torch.relu(self.conv2(x))).view(-1, 16 * 5 * 5)
+        return self.fc3(torch.relu(self.fc2(torch.relu(self.fc1(x)))))
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuickstartCifar(CifarTask):
+    def network(self, seed: int) -> nn.Module:
+        return seeded(seed, Quickstart)
+
+
+def test_a_network_that_cannot_take_channels_last_trains_in_single_steps(data: Path) -> None:
+    one = experiment(data, "fedbuff")
+    parts = plain_parts(replace(one, task=QuickstartCifar(data_dir=str(data), num_clients=30)))
+    assert "the network calls view on a convolution's output" in parts.one_by_one
+    weights = parts.network.layout.pack(parts.network.module)
+    dispatch = Dispatch(0, 4, GlobalModel(0, weights), 11)
+    executor = parts.executor(1, None)
+    executor.submit(Job(dispatch, None), 1.0)
+    ours = executor.result(0)
+    executor.close()
+    module = parts.task.network(derive(one.seed, "network"))
+    plain = Trainer(parts.task, one.local_training, Layout.of(module).bind(module)).train(dispatch)
+    near(ours.delta, plain.delta, 1e-4)
+    assert parts.evaluate(weights)["loss"] == pytest.approx(parts.task.evaluate(module.eval())["loss"], rel=1e-4)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Repeating(CifarTask):
     """Layers of torch alone, the same ones, of which one may be used ``again``."""
