@@ -64,6 +64,13 @@ def test_a_damaged_record_is_named(tmp_path: Path) -> None:
         read_run(folder)
 
 
+def test_a_folder_in_the_place_of_a_summary_is_named(tmp_path: Path) -> None:
+    folder = write(tmp_path / "run", lines())
+    (folder / "summary.json").mkdir()
+    with pytest.raises(ValueError, match=r"summary.json: it is a folder"):
+        read_run(folder)
+
+
 def test_the_record_of_a_real_run_says_who_trained_from_when_to_when(tmp_path: Path) -> None:
     """Every arrival has its dispatch, at a time before it; no client has two jobs at once; what is not answered is in progress."""
     experiment = load("digits", algorithm="fedbuff", versions=12, settings=["task.width=1", "faults.dropout=0.2"])

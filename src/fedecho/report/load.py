@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fedecho.report.spec import Floats, Ints
 from fedecho.runs.record import RECORD, JsonObject, read_header, read_record
 from fedecho.runs.record_schema import Clients, Header
-from fedecho.runs.summary import Summary, is_finished
+from fedecho.runs.summary import SUMMARY, Summary
 
 STATUSES = ("accepted", "rejected", "lost")
 LAST = 10
@@ -197,7 +197,7 @@ def find_runs(places: Iterable[Path]) -> list[Path]:
 
 def read_run(folder: Path) -> RunData:
     header = read_header(folder)
-    summary = Summary.read(folder) if is_finished(folder) else None
+    summary = Summary.read(folder) if (folder / SUMMARY).exists() else None
     jobs, sent = _Columns("dqqqqqq"), _Columns("dqqq")
     versions: list[JsonObject] = []
     evaluations: list[JsonObject] = []
