@@ -42,7 +42,8 @@ class Norms(NamedTuple):
 class Admission:
     """Bounds on client updates, and the penalty for clients that keep exceeding them.
 
-    The defaults accept every honest client. A bound of None is no bound.
+    A bound of None is no bound. The defaults accept honest clients, with one known exception: once most clients have converged,
+    ``max_norm_ratio`` may refuse stragglers that hold other data.
 
     ``max_norm`` bounds three L2 norms: of the delta, of the change in the statistics and of the change in the control variate.
     ``max_norm_ratio`` bounds a delta by a multiple of the running median of the last ``norm_window`` accepted norms, once a tenth
