@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from fedecho import load
 from fedecho.core.loop import Moment
-from fedecho.paper.results import read_result
+from fedecho.paper.results import read_result, scores_until
 from fedecho.paper.stragglers import CANDIDATES, SEARCH_COLUMNS, SEARCH_S, SEARCH_SEED, STRAGGLER_TABLES
 from fedecho.paper.tables import Cell, Column, Row, Settings
-from fedecho.paper.virtual_time import scores_until
 from fedecho.runs.build import forecast_of, runtimes_of
 from fedecho.runs.config import to_config
 

@@ -58,7 +58,7 @@ class GpuParts:
         self.task: Task = _on(experiment.task, str(self.device), precision)
         self._template = self.task.network(derive(experiment.seed, "network"))
         self.network: BoundNetwork = Layout.of(self._template).bind(self._template, self.device)
-        self.one_by_one = _why_not(self.task, experiment, self._template) or _untakeable(self.task, self._template)
+        self.one_by_one = _why_not(self.task, experiment, self._template) or _why_not_channels_last(self.task, self._template)
         self._forwards: dict[str, Forward] = {}
         if not self.one_by_one and device.type == "cuda" and precision.dtype == torch.bfloat16:
             self._check_kernels()
@@ -181,7 +181,7 @@ def _inference(template: nn.Module, target: _Target) -> Forward | None:
     return fused_inference(copy_module(template).to(device), precision.dtype, precision.compile)
 
 
-def _untakeable(task: Task, template: nn.Module) -> str:
+def _why_not_channels_last(task: Task, template: nn.Module) -> str:
     """Return why a user's network cannot take the captured layers, whose outputs are channels-last, or an empty string.
 
     It is tried on two examples, on the CPU. Networks of torch's own layers need no trial.
@@ -197,7 +197,7 @@ def _untakeable(task: Task, template: nn.Module) -> str:
             with_row_norm(copy_module(template)).eval()(images.float().cpu())
     except RuntimeError as error:
         if "view size is not compatible" not in str(error):
-            return ""  # not about the memory format: the captured program will say so, or not have it
+            return ""  # not about the memory format: the captured program reports it
         return "the network calls view on a convolution's output, which is channels-last when captured (reshape would do)"
     return ""
 
